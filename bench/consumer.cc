@@ -134,16 +134,16 @@ void Consume(const std::string& socket_path, const std::string& delivery,
   driver.WaitToBegin();
 
   penstock::Reader reader({.delivery = delivery});
-  const std::vector<penstock_feature> features = reader.element_spec();
+  const auto features = static_cast<uint32_t>(reader.element_spec().size());
   uint64_t samples = 0;
   for (penstock::Epoch epoch : reader.epochs()) {
     for (penstock::Batch& batch : epoch) {
-      for (uint32_t i = 0; touch && i < features.size(); ++i) {
-        peers_touch(batch.data(i), batch.rows() * features[i].row_bytes);
+      for (uint32_t i = 0; touch && i < features; ++i) {
+        peers_touch(batch.data(i), batch.rows() * batch.feature(i).row_bytes);
       }
       if (samples == 0) {
         driver.Send(Format("{{\"event\": \"first\", \"batch\": {}}}\n",
-                           FirstBatch(features[0], batch)));
+                           FirstBatch(batch.feature(0), batch)));
       }
       samples += batch.rows();
       const std::chrono::duration<double> now =

@@ -82,6 +82,25 @@ bool IsTime(const char* name, double seconds) {
   return false;
 }
 
+int Describe(const penstock::ElementSpec& spec, uint32_t index,
+             penstock_feature* feature) {
+  if (index >= spec.size()) {
+    return Guard([&] {
+      return Fail(PENSTOCK_INVALID_ARGUMENT,
+                  Format("feature {} of {}", index, spec.size()));
+    });
+  }
+  const penstock::Feature& from = spec[index];
+  feature->name = from.name.c_str();
+  feature->dtype = static_cast<uint32_t>(from.dtype);
+  feature->dimensions = static_cast<uint32_t>(from.shape.size());
+  for (size_t i = 0; i < PENSTOCK_DIMENSIONS_MAX; ++i) {
+    feature->shape[i] = i < from.shape.size() ? from.shape[i] : 0;
+  }
+  feature->row_bytes = from.RowBytes();
+  return PENSTOCK_OK;
+}
+
 }  // namespace
 
 extern "C" {
@@ -305,22 +324,7 @@ uint32_t penstock_feature_count(const penstock_reader* reader) {
 int penstock_feature_at(const penstock_reader* reader, uint32_t index,
                         penstock_feature* feature) {
   if (!AllGiven(reader, feature)) return PENSTOCK_INVALID_ARGUMENT;
-  const penstock::ElementSpec& spec = reader->reader->element_spec();
-  if (index >= spec.size()) {
-    return Guard([&] {
-      return Fail(PENSTOCK_INVALID_ARGUMENT,
-                  Format("feature {} of {}", index, spec.size()));
-    });
-  }
-  const penstock::Feature& from = spec[index];
-  feature->name = from.name.c_str();
-  feature->dtype = static_cast<uint32_t>(from.dtype);
-  feature->dimensions = static_cast<uint32_t>(from.shape.size());
-  for (size_t i = 0; i < PENSTOCK_DIMENSIONS_MAX; ++i) {
-    feature->shape[i] = i < from.shape.size() ? from.shape[i] : 0;
-  }
-  feature->row_bytes = from.RowBytes();
-  return PENSTOCK_OK;
+  return Describe(reader->reader->element_spec(), index, feature);
 }
 
 int penstock_feature_index(const penstock_reader* reader, const char* name) {
@@ -471,6 +475,18 @@ uint64_t penstock_batch_epoch(const penstock_batch* batch) {
 
 uint64_t penstock_batch_step(const penstock_batch* batch) {
   return FromC(batch)->cell.step_in_epoch;
+}
+
+int32_t penstock_batch_part(const penstock_batch* batch) {
+  const auto part = penstock::PartOf(FromC(batch)->cell);
+  return part ? static_cast<int32_t>(*part) : -1;
+}
+
+int penstock_batch_feature(const penstock_batch* batch, uint32_t index,
+                           penstock_feature* feature) {
+  if (!AllGiven(batch, feature)) return PENSTOCK_INVALID_ARGUMENT;
+  const penstock::RankReader::Batch* from = FromC(batch);
+  return Describe(from->reader->element_spec(from->cell), index, feature);
 }
 
 const void* penstock_batch_data(const penstock_batch* batch, uint32_t feature) {

@@ -168,8 +168,9 @@ typedef struct penstock_feature {
   uint32_t dtype;      /* 1 uint8, 2 int8, 3 int16, 4 int32, 5 int64, 6 float16,
                           7 bfloat16, 8 float32, 9 float64, 10 bool */
   uint32_t dimensions; /* 0 (a scalar) to 8 */
-  int64_t shape[PENSTOCK_DIMENSIONS_MAX];
-  uint64_t row_bytes; /* bytes of one row */
+  int64_t shape[PENSTOCK_DIMENSIONS_MAX]; /* -1: it differs from batch to
+                                             batch, penstock_batch_feature */
+  uint64_t row_bytes; /* bytes of one row; 0: a size in shape is -1 */
 } penstock_feature;
 
 /* Counts since attach. */
@@ -414,6 +415,14 @@ PENSTOCK_API uint64_t penstock_batch_global_rows(const penstock_batch* batch);
 PENSTOCK_API uint64_t penstock_batch_epoch(const penstock_batch* batch);
 /* Step of the epoch, from 0. */
 PENSTOCK_API uint64_t penstock_batch_step(const penstock_batch* batch);
+/* The part of the source, from 0, that all its rows are of (batch.by_part); -1:
+ * rows of any part. */
+PENSTOCK_API int32_t penstock_batch_part(const penstock_batch* batch);
+/* As penstock_feature_at, with the shape that it has in this batch. The reader
+ * must exist. INVALID_ARGUMENT: no such feature. */
+PENSTOCK_API int penstock_batch_feature(const penstock_batch* batch,
+                                        uint32_t index,
+                                        penstock_feature* feature);
 /* [rows, shape...] of the feature, row_bytes apart, 64-byte aligned, read only:
  * writing is SIGSEGV. Valid until release. NULL: there is no such feature. */
 PENSTOCK_API const void* penstock_batch_data(const penstock_batch* batch,

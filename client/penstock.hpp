@@ -160,6 +160,18 @@ class Batch {
   uint64_t step() const { return penstock_batch_step(batch_); }
   bool redelivered() const { return penstock_batch_redelivered(batch_) != 0; }
   uint64_t skipped() const { return penstock_batch_skipped(batch_); }
+  // nullopt: rows of any part.
+  std::optional<uint32_t> part() const {
+    const int32_t part = penstock_batch_part(batch_);
+    return part < 0 ? std::nullopt : std::optional<uint32_t>(part);
+  }
+  // With its shape in this batch. Throws when there is no such feature. The
+  // reader must exist.
+  penstock_feature feature(uint32_t index) const {
+    penstock_feature info;
+    internal::Check(penstock_batch_feature(batch_, index, &info));
+    return info;
+  }
   // [rows]; PENSTOCK_PADDING_ID for padding. Valid until the release.
   std::span<const int64_t> ids() const {
     return {penstock_batch_ids(batch_), rows()};
@@ -184,8 +196,7 @@ class Batch {
   std::span<const T> get(const std::string& feature) const {
     const int index =
         internal::Check(penstock_feature_index(reader_, feature.c_str()));
-    penstock_feature info;
-    internal::Check(penstock_feature_at(reader_, index, &info));
+    const penstock_feature info = this->feature(index);
     if (info.dtype != internal::DTypeOf<T>::value) {
       throw Error(PENSTOCK_INVALID_ARGUMENT,
                   "feature '" + feature + "' has another dtype than requested");

@@ -67,8 +67,33 @@ std::optional<size_t> FirstNotBool(std::span<const std::byte> bytes) {
 
 uint64_t Feature::RowBytes() const {
   uint64_t bytes = DTypeBytes(dtype);
-  for (const int64_t dim : shape) bytes *= static_cast<uint64_t>(dim);
+  for (const int64_t dim : shape) {
+    if (dim == kAnySize) return 0;
+    bytes *= static_cast<uint64_t>(dim);
+  }
   return bytes;
+}
+
+bool SameButSizes(const ElementSpec& a, const ElementSpec& b) {
+  return std::equal(a.begin(), a.end(), b.begin(), b.end(),
+                    [](const Feature& x, const Feature& y) {
+                      return x.name == y.name && x.dtype == y.dtype &&
+                             x.shape.size() == y.shape.size();
+                    });
+}
+
+ElementSpec CommonSpec(const std::vector<ElementSpec>& specs) {
+  ElementSpec common = specs[0];
+  for (const ElementSpec& each : specs) {
+    for (size_t i = 0; i < common.size(); ++i) {
+      for (size_t d = 0; d < common[i].shape.size(); ++d) {
+        if (each[i].shape[d] != common[i].shape[d]) {
+          common[i].shape[d] = kAnySize;
+        }
+      }
+    }
+  }
+  return common;
 }
 
 std::string Feature::ToString() const {

@@ -41,12 +41,16 @@ StatusOr<DType> DTypeFromName(std::string_view name);
 // C++, and NumPy compares `True` with 2 byte by byte.
 std::optional<size_t> FirstNotBool(std::span<const std::byte> bytes);
 
+// A dimension that differs from batch to batch.
+inline constexpr int64_t kAnySize = -1;
+
 // One tensor of a row. shape excludes the batch dimension; a scalar has {}.
 struct Feature {
   std::string name;
   DType dtype = DType::kUint8;
   std::vector<int64_t> shape;
 
+  // 0: a dimension is kAnySize.
   uint64_t RowBytes() const;
   // "image float16 [3, 224, 224]"
   std::string ToString() const;
@@ -54,6 +58,11 @@ struct Feature {
 };
 
 using ElementSpec = std::vector<Feature>;
+
+// The same features with as many dimensions; of such: what all have in common,
+// with kAnySize where they differ.
+bool SameButSizes(const ElementSpec& a, const ElementSpec& b);
+ElementSpec CommonSpec(const std::vector<ElementSpec>& specs);
 
 // [{"name": "image", "dtype": "float16", "shape": [3, 224, 224]}, ...]
 nlohmann::json ElementSpecToJson(const ElementSpec& spec);

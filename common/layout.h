@@ -22,6 +22,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <initializer_list>
+#include <optional>
 #include <type_traits>
 
 #include "common/atomic.h"
@@ -29,7 +30,7 @@
 namespace penstock {
 
 // Increment on any change to the size, offset or meaning of a field below.
-inline constexpr uint32_t kLayoutVersion = 6;
+inline constexpr uint32_t kLayoutVersion = 7;
 inline constexpr uint64_t kSegmentMagic = 0x31474553'4b545350;  // "PSTKSEG1"
 inline constexpr uint64_t kCursorMagic = 0x31525543'4b545350;   // "PSTKCUR1"
 inline constexpr uint64_t kPageBytes = 4096;
@@ -65,6 +66,10 @@ enum CellFlags : uint32_t {
   // same phase accompanies it.
   kRanksChanged = 16,
 };
+// Bits of Cell::flags: one more than the part of the source that all rows are
+// of; 0: of any.
+inline constexpr uint32_t kPartShift = 6;
+inline constexpr uint32_t kPartMask = 0x3ff;
 // The upper half of Cell::flags: how often, modulo 2^16, the job's ranks had
 // changed when the step was planned.
 inline constexpr uint32_t kPhaseShift = 16;
@@ -98,6 +103,11 @@ struct BatchCell {
   // epoch.
   uint64_t position;
 };
+
+inline std::optional<uint32_t> PartOf(const BatchCell& cell) {
+  const uint32_t part = cell.flags >> kPartShift & kPartMask;
+  return part == 0 ? std::nullopt : std::optional(part - 1);
+}
 
 // The copy of one published batch. generation: number of batches in the ring
 // including this one, stored in released later; at 1M batches/s it wraps after

@@ -56,11 +56,20 @@ Status LayoutMismatch(const char* what, uint32_t found, bool hash_differs) {
 StatusOr<SegmentPlan> PlanSegment(const ElementSpec& spec, uint64_t rows_max,
                                   uint32_t slot_count, uint32_t seats,
                                   uint32_t bank_slots) {
+  const BatchForm form = {spec, rows_max};
+  return PlanSegment({&form, 1}, slot_count, seats, bank_slots);
+}
+
+StatusOr<SegmentPlan> PlanSegment(std::span<const BatchForm> forms,
+                                  uint32_t slot_count, uint32_t seats,
+                                  uint32_t bank_slots) {
   SegmentPlan plan;
   plan.bank_slots = bank_slots;
   plan.seats = seats;
   plan.slot_count = slot_count;
-  plan.rows_max = rows_max;
+  for (const BatchForm& form : forms) {
+    plan.rows_max = std::max(plan.rows_max, form.rows_max);
+  }
   const auto too_large = [] {
     return ResourceExhaustedError(
         "the batches of this job need more than {} TiB: reduce batch.size or "
@@ -71,20 +80,24 @@ StatusOr<SegmentPlan> PlanSegment(const ElementSpec& spec, uint64_t rows_max,
     return ResourceExhaustedError(
         "{} ranks on one host: at most {} are allowed", seats, kSeatsMax);
   }
-  if (rows_max > kSegmentBytesMax / sizeof(int64_t)) return too_large();
-  uint64_t offset = RoundUp(rows_max * sizeof(int64_t), kFeatureAlignment);
-  for (const Feature& feature : spec) {
-    const uint64_t row_bytes = feature.RowBytes();
-    // Rows of whole blocks start on a page, so that direct reads can target
-    // them.
-    if (row_bytes > 0 && row_bytes % kBlockBytes == 0) {
-      offset = RoundUp(offset, kPageBytes);
+  if (plan.rows_max > kSegmentBytesMax / sizeof(int64_t)) return too_large();
+  uint64_t offset = RoundUp(plan.rows_max * sizeof(int64_t), kFeatureAlignment);
+  for (size_t i = 0; i < forms[0].element.size(); ++i) {
+    uint64_t bytes = 0;
+    for (const BatchForm& form : forms) {
+      const uint64_t row_bytes = form.element[i].RowBytes();
+      // Rows of whole blocks start on a page, so that direct reads can target
+      // them.
+      if (row_bytes > 0 && row_bytes % kBlockBytes == 0) {
+        offset = RoundUp(offset, kPageBytes);
+      }
+      if (row_bytes != 0 && form.rows_max > kSegmentBytesMax / row_bytes) {
+        return too_large();
+      }
+      bytes = std::max(bytes, form.rows_max * row_bytes);
     }
     plan.feature_offset.push_back(offset);
-    if (row_bytes != 0 && rows_max > kSegmentBytesMax / row_bytes) {
-      return too_large();
-    }
-    offset += RoundUp(rows_max * row_bytes, kFeatureAlignment);
+    offset += RoundUp(bytes, kFeatureAlignment);
     if (offset > kSegmentBytesMax) return too_large();
   }
   // Large slots start on a huge page.

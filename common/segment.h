@@ -29,6 +29,13 @@ struct SegmentPlan {
   uint64_t slot_stride = 0;
   uint64_t slots_offset = 0;
   uint64_t segment_bytes = 0;
+
+  // Of the memory of a feature in a slot.
+  uint64_t FeatureBytes(size_t feature) const {
+    return (feature + 1 < feature_offset.size() ? feature_offset[feature + 1]
+                                                : slot_stride) -
+           feature_offset[feature];
+  }
 };
 
 // Plans slot_count slots of rows_max rows of spec each, in banks of bank_slots
@@ -37,6 +44,15 @@ struct SegmentPlan {
 StatusOr<SegmentPlan> PlanSegment(const ElementSpec& spec, uint64_t rows_max,
                                   uint32_t slot_count, uint32_t seats,
                                   uint32_t bank_slots = 0);
+// Of batches of several forms, with the same number of features: a slot holds
+// any of them.
+struct BatchForm {
+  ElementSpec element;
+  uint64_t rows_max = 0;
+};
+StatusOr<SegmentPlan> PlanSegment(std::span<const BatchForm> forms,
+                                  uint32_t slot_count, uint32_t seats,
+                                  uint32_t bank_slots);
 
 // A mapping of a memfd, through Boost.Interprocess.
 class Mapping {
@@ -98,6 +114,9 @@ class SegmentView {
     return {mapping_.data(), mapping_.bytes()};
   }
   uint64_t slot_bytes() const { return plan_.slot_stride; }
+  uint64_t feature_bytes(size_t index) const {
+    return plan_.FeatureBytes(index);
+  }
 
  private:
   SegmentView(SegmentPlan plan, Mapping mapping)

@@ -371,8 +371,7 @@ void ControlServer::OnAttached(uint64_t id,
       JobStateToJson(job.StateAt({joined.position, joined.owed})).at("owed");
   answer["warning"] = job.warning();
   answer["spin_ns"] = spare ? 50'000 : 0;
-  answer["element_spec"] =
-      ElementSpecToJson(job.dataset().program->element_spec());
+  job.dataset().DescribeRows(&answer);
   answer["structure"] = job.dataset().source->structure();
   Reply(connection, answer,
         {job.segment().fd(), connection->wake_of_rank.get()});

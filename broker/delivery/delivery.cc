@@ -351,6 +351,7 @@ Cell Delivery::CellOf(const Consumer& consumer, const Entry& entry) {
                (redelivered ? kRedelivered : 0u) |
                (redelivered || rows.extra ? kExtra : 0u) |
                (slot.ranks_changed ? kRanksChanged : 0u) |
+               (rows.part ? *rows.part + 1 : 0u) << kPartShift |
                slot.phase << kPhaseShift;
   cell.rows = static_cast<uint32_t>(batch.shape_rows);
   cell.valid_rows = static_cast<uint32_t>(batch.valid_rows);

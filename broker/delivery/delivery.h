@@ -80,9 +80,8 @@ struct FormerBatch {
   bool released = false;
 };
 std::vector<FormerBatch> FormerBatches(const CursorPage& page);
-// The position at which that rank continues. global_batch: the plan's.
-uint64_t FormerPosition(const CursorPage& page,
-                        uint64_t global_batch = UINT64_MAX);
+// The position at which that rank continues.
+uint64_t FormerPosition(const CursorPage& page, const Plan& plan);
 
 // One step's rows for one lane, being made in a slot.
 struct OpenBatch {
@@ -138,8 +137,10 @@ class Delivery {
     uint32_t start_with = 1;
     uint32_t lanes = 1;
     uint32_t slots_per_lane = 1;
-    uint32_t leases = 1;        // batches a rank may have outstanding
-    uint64_t rows_max = 0;      // of a slot
+    uint32_t leases = 1;    // batches a rank may have outstanding
+    uint64_t rows_max = 0;  // of a slot
+    // Fewer ranks would get batches that no slot holds; 0: rows_max tells.
+    uint32_t ranks_min = 0;
     uint64_t slots_offset = 0;  // in the segment
     uint64_t slot_stride = 0;
     uint32_t bank_slots = 0;  // see layout.h

@@ -255,7 +255,8 @@ Status Delivery::Shrink(Consumer* gone) {
   start.owed = OwedBy(*gone, boundary);
   auto next = plan.From(std::move(start), static_cast<uint32_t>(ranks.size()));
   if (!next.ok()) return next.status();
-  if (next->max_batch_rows(0) > shape_.rows_max) {
+  if (next->max_batch_rows(0) > shape_.rows_max ||
+      ranks.size() < shape_.ranks_min) {
     return AbortedError(
         "rank {} died, and the remaining ranks ({}) would need batches of {} "
         "rows; a job has memory to shrink to half of its ranks",

@@ -24,7 +24,7 @@ std::vector<FormerBatch> FormerBatches(const CursorPage& page) {
   return batches;
 }
 
-uint64_t FormerPosition(const CursorPage& page, uint64_t global_batch) {
+uint64_t FormerPosition(const CursorPage& page, const Plan& plan) {
   // A take that was cut off already moved the position, though the rank never
   // had the batch. This holds only for the batch that ends there: an extra
   // batch, cut off, did not move it.
@@ -34,7 +34,9 @@ uint64_t FormerPosition(const CursorPage& page, uint64_t global_batch) {
     if (lease.generation.load(std::memory_order_acquire) != taken + 1) continue;
     const uint64_t begin =
         PositionOfStep(lease.step.load(std::memory_order_relaxed));
-    if (begin < position && position - begin <= global_batch) return begin;
+    if (begin < position && position - begin <= plan.RowsOfOneStep(begin)) {
+      return begin;
+    }
   }
   return position;
 }

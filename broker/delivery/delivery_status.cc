@@ -347,7 +347,7 @@ std::vector<Delivery::RankStatus> Delivery::Ranks() {
     status.waiting = feed.waiting();
     if (mode_ != DeliveryMode::kDynamic) {
       status.progress =
-          2 * static_cast<int64_t>(consumer.position / plan().global_batch()) -
+          2 * static_cast<int64_t>(plan().StepAt(consumer.position)) -
           2 * int64_t{status.ready} - int64_t{status.held};
     }
     status.state = !feed.finished()    ? (feed.open() ? "attached" : "closed")

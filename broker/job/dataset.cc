@@ -6,10 +6,24 @@
 #include <variant>
 
 #include "broker/declare/spec_path.h"
-#include "broker/index/file_times.h"
 #include "broker/index/fingerprint.h"
+#include "broker/transform/mixup.h"
+#include "common/quantity.h"
 
 namespace penstock {
+namespace {
+
+// Each worker has a process for each function of each part.
+constexpr size_t kFunctionPartsMax = 16;
+
+using SideFiles = std::vector<std::shared_ptr<const SideFile>>;
+
+bool IsOfUser(const MapStep& step) {
+  return std::holds_alternative<PythonOp>(*step.op) ||
+         std::holds_alternative<PluginOp>(*step.op);
+}
+
+}  // namespace
 
 std::string DatasetKey(const DatasetSpec& spec) {
   const nlohmann::ordered_json json = DatasetSpecToJson(spec);
@@ -19,9 +33,11 @@ std::string DatasetKey(const DatasetSpec& spec) {
         return filter != nullptr && !filter->records.empty();
       });
   std::string key = json.at("source").dump() + json.at("map").dump();
-  for (const char* const kept : {"cache", "snapshot"}) {
-    if (json.contains(kept)) key += json.at(kept).dump();
+  for (const char* const more : {"map_by_part", "cache", "snapshot"}) {
+    if (json.contains(more)) key += more + json.at(more).dump();
   }
+  // With it shapes may differ.
+  if (!spec.batch.by_part.empty()) key += json.at("batch").dump();
   return key + (has_file ? json.at("select").dump() : "");
 }
 
@@ -35,6 +51,38 @@ uint64_t Dataset::memory_bytes() const {
   uint64_t bytes = source->memory_bytes() + kept.memory_bytes();
   for (const auto& file : files) bytes += file->memory_bytes();
   return bytes;
+}
+
+bool Dataset::ShapesDiffer() const {
+  return std::any_of(programs.begin(), programs.end(), [&](const auto& each) {
+    return each->element_spec() != element_spec();
+  });
+}
+
+void Dataset::DescribeRows(nlohmann::json* answer) const {
+  (*answer)["element_spec"] = ElementSpecToJson(element_spec());
+  if (!ShapesDiffer()) return;
+  nlohmann::json& parts = (*answer)["element_spec_by_part"];
+  for (const auto& each : programs) {
+    parts.push_back(ElementSpecToJson(each->element_spec()));
+  }
+}
+
+uint64_t Dataset::wait_ns() const {
+  uint64_t longest = 0;
+  for (const auto& each : programs) {
+    longest = std::max(longest, each->wait_ns());
+  }
+  return source->wait_ns() + longest;
+}
+
+std::optional<size_t> Dataset::FeatureReadInPlace() const {
+  const std::optional<size_t> feature = source->plain_feature();
+  const bool all = feature && std::all_of(programs.begin(), programs.end(),
+                                          [&](const auto& each) {
+                                            return each->Copies(*feature);
+                                          });
+  return all ? feature : std::nullopt;
 }
 
 std::string Dataset::fingerprint() const {
@@ -89,6 +137,11 @@ StatusOr<Plan> PlanOf(const DatasetSpec& spec, const Dataset& dataset,
     PENSTOCK_ASSIGN_OR_RETURN(
         order, InWindows(*spec.shuffle, std::move(order), context));
   }
+  if (!spec.batch.by_part.empty()) {
+    auto batches = order->mix()->InBatches(spec.batch.by_part, budget);
+    if (!batches.ok()) return AtPath("source.mix", batches.status());
+    order = *std::move(batches);
+  }
   if (spec.shard == ShardPolicy::kFile) {
     PENSTOCK_ASSIGN_OR_RETURN(
         order, ShardByFile(std::move(order), shards,
@@ -103,6 +156,7 @@ std::string SelectionOf(const DatasetSpec& spec, const Dataset& dataset) {
       SelectionText(spec.source, spec.select, dataset.FilesOfSelection());
   if (text.empty() && !windows) return "";
   if (windows) text += Format(" {}", *spec.shuffle->window_files);
+  for (const uint64_t size : spec.batch.by_part) text += Format(" by {}", size);
   // FNV-1a: mistakes are found, not forgeries.
   uint64_t digest = 0xcbf2'9ce4'8422'2325;
   for (const unsigned char c : text) digest = (digest ^ c) * 0x100'0000'01b3;
@@ -110,25 +164,28 @@ std::string SelectionOf(const DatasetSpec& spec, const Dataset& dataset) {
 }
 
 bool RunsFunctions(const DatasetSpec& spec) {
-  return AnySource(spec.source,
-                   [](const SourceSpec& source) {
-                     return std::holds_alternative<PythonDatasetSource>(source);
-                   }) ||
-         std::any_of(spec.map.begin(), spec.map.end(),
-                     [](const TransformSpec& op) {
-                       return std::holds_alternative<PythonOp>(op) ||
-                              std::holds_alternative<PluginOp>(op);
-                     });
+  if (AnySource(spec.source, [](const SourceSpec& source) {
+        return std::holds_alternative<PythonDatasetSource>(source);
+      })) {
+    return true;
+  }
+  for (size_t part = 0; part < MapsOf(spec); ++part) {
+    const std::vector<MapStep> steps = MapOf(spec, part);
+    if (std::any_of(steps.begin(), steps.end(), IsOfUser)) return true;
+  }
+  return false;
 }
 
 namespace {
 
-// What the rows that the first `steps` of `map` make depend on.
+// What the rows that the steps of each part, and the first `steps` of `map`,
+// make depend on.
 KeptRows RowsOf(const DatasetSpec& spec, const Dataset& dataset, size_t steps,
-                const FileAccess& access) {
+                const SideFiles& head_files, const FileAccess& access) {
   const nlohmann::ordered_json json = DatasetSpecToJson(spec);
   nlohmann::ordered_json key;
   key["source"] = json.at("source");
+  if (json.contains("map_by_part")) key["by_part"] = json.at("map_by_part");
   key["map"] = nlohmann::ordered_json::array();
   for (size_t i = 0; i < steps; ++i) {
     key["map"].push_back(json.at("map").at(i));
@@ -137,19 +194,94 @@ KeptRows RowsOf(const DatasetSpec& spec, const Dataset& dataset, size_t steps,
   rows.access = access.key();
   rows.name = key.dump();
   Fingerprint changed("changed");
-  AddTimesOf(*dataset.source, &changed);
+  dataset.source->AddTimes(&changed);
   key["data"] = dataset.source->fingerprint();
   key["changed"] = changed.Hex();
   key["files"] = nlohmann::ordered_json::array();
-  for (size_t i = 0; i < dataset.program->head_files(); ++i) {
-    key["files"].push_back(dataset.files[i]->digest());
-  }
+  for (const auto& file : head_files) key["files"].push_back(file->digest());
   // Another one may make other values.
   key["penstock"] = PENSTOCK_VERSION;
   rows.key = key.dump();
   rows.records = dataset.source->record_count();
-  rows.features = dataset.program->head_spec();
+  rows.features = dataset.programs[0]->head_spec();
   return rows;
+}
+
+// InvalidArgument: what does not hold of the rows of all parts.
+Status CheckPrograms(const DatasetSpec& spec, const Dataset& dataset) {
+  const ElementSpec& first = dataset.element_spec();
+  for (size_t part = 1; part < dataset.programs.size(); ++part) {
+    const ElementSpec& here = dataset.element_spec(static_cast<uint32_t>(part));
+    const auto path = [part] { return Format("map_by_part[{}]", part); };
+    if (here.size() != first.size()) {
+      return InvalidArgumentError(
+          "{}: makes rows of {}, and those of part 0 have {}: all parts need "
+          "the same; `select` and `drop` leave some out",
+          path(), Counted(here.size(), "feature"),
+          Counted(first.size(), "feature"));
+    }
+    for (size_t i = 0; i < here.size(); ++i) {
+      if (here[i] == first[i]) continue;
+      const bool same_form = SameButSizes({here[i]}, {first[i]});
+      if (same_form && !spec.batch.by_part.empty()) continue;
+      return InvalidArgumentError(
+          "{}: makes feature {} {}, and of part 0 it is {}: all parts need "
+          "the same{}",
+          path(), i, here[i].ToString(), first[i].ToString(),
+          same_form ? "; with batch.by_part, a batch size for each part, their "
+                      "shapes may differ"
+                    : "; `rename`, `cast` and `reshape` make them so");
+    }
+  }
+  if (!dataset.mixes_pairs() || !dataset.ShapesDiffer()) return OkStatus();
+  for (const uint64_t size : spec.batch.by_part) {
+    if (size % kPairedRows == 0) continue;
+    return InvalidArgumentError(
+        "batch.by_part: {} rows: mixup and cutmix mix neighbours, {} together, "
+        "which have to be of one shape: use multiples of {}",
+        size, kPairedRows, kPairedRows);
+  }
+  return OkStatus();
+}
+
+// One for all rows, or one for those of each part.
+Status CompilePrograms(const DatasetSpec& spec,
+                       const FunctionOptions& functions, MapOpening* opening,
+                       Dataset* dataset, SideFiles* head_files) {
+  if (spec.map_by_part.empty()) {
+    const Status alike = dataset->source->CheckAlike();
+    if (!alike.ok()) return AtPath("source", alike);
+  }
+  for (size_t part = 0; part < MapsOf(spec); ++part) {
+    const std::vector<MapStep> steps = MapOf(spec, part);
+    std::optional<size_t> head = KeptSteps(spec);
+    if (head) *head += steps.size() - spec.map.size();
+    const auto files = static_cast<ptrdiff_t>(opening->files.size());
+    PENSTOCK_ASSIGN_OR_RETURN(
+        auto program,
+        RowProgram::Compile(steps, dataset->source->RawSpecOfPart(part),
+                            functions, opening, head));
+    if (part >= kFunctionPartsMax && program->wait_ns() > 0) {
+      return InvalidArgumentError(
+          "map_by_part: {} with Python functions, each with processes of its "
+          "own: at most {} may be",
+          Counted(MapsOf(spec), "part"), kFunctionPartsMax);
+    }
+    head_files->insert(
+        head_files->end(), opening->files.begin() + files,
+        opening->files.begin() + static_cast<ptrdiff_t>(program->head_files()));
+    if (head && part > 0 &&
+        program->head_spec() != dataset->programs[0]->head_spec()) {
+      return InvalidArgumentError(
+          "{}: the rows of part {} have other features than those of part 0 "
+          "where they are kept: use another `at`, or make them alike before it",
+          spec.snapshot ? "snapshot" : "cache", part);
+    }
+    dataset->programs.push_back(std::move(program));
+  }
+  dataset->files = opening->files;
+  dataset->map_warning = opening->warning;
+  return CheckPrograms(spec, *dataset);
 }
 
 }  // namespace
@@ -173,14 +305,13 @@ StatusOr<std::shared_ptr<const Dataset>> OpenDataset(
   MapOpening opening = {progress};
   opening.fingerprint = [&] { return dataset->source->fingerprint(); };
   const std::optional<size_t> kept = KeptSteps(spec);
-  auto program = RowProgram::Compile(spec.map, dataset->source->raw_spec(),
-                                     functions, &opening, kept);
-  if (!program.ok()) return Located(spec, program.status());
-  dataset->program = *std::move(program);
-  dataset->files = std::move(opening.files);
-  dataset->map_warning = std::move(opening.warning);
+  SideFiles head_files;
+  const Status compiled =
+      CompilePrograms(spec, functions, &opening, dataset.get(), &head_files);
+  if (!compiled.ok()) return Located(spec, compiled);
   if (kept) {
-    const KeptRows rows = RowsOf(spec, *dataset, *kept, *progress->access);
+    const KeptRows rows =
+        RowsOf(spec, *dataset, *kept, head_files, *progress->access);
     auto cache =
         spec.snapshot
             ? OpenSnapshot(rows, *spec.snapshot, progress->access, host)

@@ -7,6 +7,7 @@
 #define BROKER_JOB_DATASET_H_
 
 #include <memory>
+#include <nlohmann/json_fwd.hpp>
 #include <optional>
 #include <string>
 #include <vector>
@@ -23,12 +24,13 @@ namespace penstock {
 // Contains nothing of a job: jobs with other seeds or batches share it.
 struct Dataset {
   std::unique_ptr<Source> source;
-  std::unique_ptr<RowProgram> program;
-  // Of the steps of `map`.
+  // One for all rows, or by part of the source (map_by_part).
+  std::vector<std::unique_ptr<RowProgram>> programs;
+  // Of the steps of the maps.
   std::vector<std::shared_ptr<const SideFile>> files;
   std::string map_warning;
   KeptFiles kept;  // of the steps of `select`
-  // Of what the head of `program` makes; nullptr: nothing is kept. It counts
+  // Of what the heads of the programs make; nullptr: nothing is kept. It counts
   // its memory itself.
   std::shared_ptr<RowCache> cache;
   std::string cache_warning;
@@ -41,18 +43,34 @@ struct Dataset {
   // Files of kept records, at any depth.
   FileDigests FilesOfSelection() const;
 
+  // Of a record.
+  size_t ProgramOf(uint64_t record) const {
+    return programs.size() == 1 ? 0 : source->PartOf(record);
+  }
+  // The features of a row. part: of a batch, if its batches are of one part;
+  // else all have the same shapes.
+  const ElementSpec& element_spec(
+      std::optional<uint32_t> part = std::nullopt) const {
+    return programs[programs.size() == 1 ? 0 : part.value_or(0)]
+        ->element_spec();
+  }
+  // Whether the rows of its parts differ in their shapes.
+  bool ShapesDiffer() const;
+  // Adds element_spec, and those of each part if they differ, as the answers to
+  // `attach` and `inspect` have them.
+  void DescribeRows(nlohmann::json* answer) const;
+  // The rows of all programs are then mixed in pairs.
+  bool mixes_pairs() const { return programs[0]->mixes_pairs(); }
+
   // The longest that a row waits for other processes; 0: workers make it alone.
-  uint64_t wait_ns() const { return source->wait_ns() + program->wait_ns(); }
+  uint64_t wait_ns() const;
 
   // The feature that is read directly into its row of the slot.
-  std::optional<size_t> FeatureReadInPlace() const {
-    const std::optional<size_t> feature = source->plain_feature();
-    return feature && program->Copies(*feature) ? feature : std::nullopt;
-  }
+  std::optional<size_t> FeatureReadInPlace() const;
 };
 
-// Specs with the same key share an opened dataset: their source, map and cache,
-// and their selection if a file belongs to it.
+// Specs with the same key share an opened dataset: their source, maps and
+// cache, batches of parts, and their selection if a file belongs to it.
 std::string DatasetKey(const DatasetSpec& spec);
 
 // The plan of the spec's rows for so many ranks. shards: of `shard: file`, the

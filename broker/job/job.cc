@@ -55,6 +55,7 @@ Delivery::Shape ShapeOf(const JobOptions& options, const Job::Layout& layout) {
   shape.slots_per_lane = layout.slots_per_lane;
   shape.leases = layout.leases;
   shape.rows_max = layout.segment.rows_max;
+  shape.ranks_min = layout.ranks_min;
   shape.slots_offset = layout.segment.slots_offset;
   shape.slot_stride = layout.segment.slot_stride;
   shape.bank_slots = layout.segment.bank_slots;
@@ -118,7 +119,7 @@ Job::Job(JobKey key, JobOptions options, std::shared_ptr<const Dataset> dataset,
       rows_plan_(std::make_shared<const Plan>(layout_.plan)),
       delivery_(ShapeOf(options_, layout_), layout_.plan, RingsOf(*segment_),
                 record_.get()),
-      part_ns_(kFirstStep + options_.spec.map.size()) {
+      part_ns_(kFirstStep + StepNumbers(options_.spec)) {
   if (stream_ != nullptr) delivery_.SetAvailable(stream_->available());
   if (options_.at_end) delivery_.PlaceAtEnd();
 }
@@ -189,7 +190,7 @@ StatusOr<WeightsChange> Job::ChangeWeights(
         from->row, from->epoch, next % rows, next / rows);
   }
   // A row that was made may have had a row after it for a partner.
-  if (dataset_->program->mixes_pairs()) {
+  if (dataset_->mixes_pairs()) {
     from->row += (kPairedRows - from->row % kPairedRows) % kPairedRows;
     if (from->row >= rows) from = Place{from->epoch + 1, 0};
   }
@@ -662,7 +663,7 @@ Claim Job::ClaimRows(std::optional<uint32_t> node) {
   claim.local = delivery_.IsLocal(*share, node);
   claim.begin = share->claimed;
   uint64_t end = share->claimed + ChunkRowsNow();
-  if (dataset_->program->mixes_pairs()) {
+  if (dataset_->mixes_pairs()) {
     // One worker makes both rows of a pair.
     const uint64_t row = share->rows.first_row + end;
     end += (kPairedRows - row % kPairedRows) % kPairedRows;
@@ -685,14 +686,15 @@ void Job::CopyRows(const Claim& claim) {
   for (uint32_t copy = 0; copy < layout_.copies; ++copy) {
     const uint32_t to = copy * slots + claim.slot % slots;
     if (to == claim.slot) continue;
-    penstock::CopyRows(*segment_, dataset_->program->element_spec(), claim.slot,
-                       to, claim.begin, claim.end);
+    penstock::CopyRows(*segment_,
+                       dataset_->element_spec(claim.batch->rows.part),
+                       claim.slot, to, claim.begin, claim.end);
   }
 }
 
 void Job::AssembleLocked(OpenBatch* share) {
   for (uint32_t copy = 0; copy < layout_.copies; ++copy) {
-    Assemble(*segment_, dataset_->program->element_spec(), keep_shape_,
+    Assemble(*segment_, dataset_->element_spec(share->rows.part), keep_shape_,
              delivery_.SegmentSlot(*share, copy), share);
   }
 }

@@ -57,14 +57,15 @@ class Job {
     uint32_t lanes;
     uint32_t slots_per_lane;
     uint32_t leases;
-    uint64_t row_bytes;
-    uint32_t copies;  // of every slot, one per node
+    uint64_t row_bytes;  // of the largest
+    uint32_t copies;     // of every slot, one per node
     // See Delivery::Shape. PlanLayout leaves them empty.
     std::vector<uint32_t> bank_nodes = {};
     std::vector<uint32_t> worker_nodes = {};
     // For a stream: the most rows of long-held batches to retain.
     uint64_t retained_rows = 0;
     uint64_t retained_bytes = 0;
+    uint32_t ranks_min = 0;      // as in Delivery::Shape
     uint64_t order_bytes = 0;    // of the plan
     std::string selection = {};  // as in a state
 

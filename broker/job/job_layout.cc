@@ -46,10 +46,12 @@ StatusOr<PlanStart> StartOf(const JobState& state, const JobState& here,
           "state: owed rows {} to {} of epoch {}: an epoch has {}", owed.row,
           owed.row + owed.rows, owed.epoch, rows_per_epoch);
     }
-    for (uint64_t row = 0; row < owed.rows; row += plan.global_batch()) {
-      start.owed.push_back({position(owed.epoch, owed.row + row),
-                            std::min(plan.global_batch(), owed.rows - row),
-                            owed.redelivered});
+    for (uint64_t row = 0; row < owed.rows;) {
+      const uint64_t begin = position(owed.epoch, owed.row + row);
+      const uint64_t rows =
+          std::min(plan.RowsOfOneStep(begin), owed.rows - row);
+      start.owed.push_back({begin, rows, owed.redelivered});
+      row += rows;
     }
   }
   return start;
@@ -134,9 +136,16 @@ StatusOr<Job::Layout> Job::PlanLayout(const JobOptions& options,
                 spec, plan));
     PENSTOCK_ASSIGN_OR_RETURN(plan, plan.From(std::move(start), world_size));
   }
-  const ElementSpec& element = dataset.program->element_spec();
-  uint64_t row_bytes = sizeof(int64_t);
-  for (const Feature& feature : element) row_bytes += feature.RowBytes();
+  std::vector<BatchForm> forms;
+  uint64_t row_bytes = 0;
+  for (uint32_t part = 0; part < dataset.programs.size(); ++part) {
+    const ElementSpec& element = dataset.element_spec(part);
+    uint64_t bytes = sizeof(int64_t);
+    for (const Feature& feature : element) bytes += feature.RowBytes();
+    row_bytes = std::max(row_bytes, bytes);
+    forms.push_back({element, 0});
+  }
+  if (!dataset.ShapesDiffer()) forms.resize(1);
   if (plan.global_batch() > UINT32_MAX) {
     return ResourceExhaustedError("a step of {} rows: at most {} are allowed",
                                   plan.global_batch(), UINT32_MAX);
@@ -174,14 +183,18 @@ StatusOr<Job::Layout> Job::PlanLayout(const JobOptions& options,
             : Format("prefetch {}", spec.prefetch),
         spec.hold, kLeasesMax);
   }
-  uint64_t rows_max = 0;
-  for (const uint32_t rank : {0u, world_size - 1}) {
-    rows_max = std::max(rows_max, plan.max_batch_rows(rank));
-  }
-  if (split && delivery.on_rank_death == OnRankDeath::kShrink) {
-    PENSTOCK_ASSIGN_OR_RETURN(const Plan half,
-                              plan.From(plan.start(), (world_size + 1) / 2));
-    rows_max = half.max_batch_rows(0);
+  // Of the rank with the most rows.
+  const auto rows_of = [&](const Plan& of, size_t form) {
+    return forms.size() == 1 ? of.max_batch_rows(0)
+                             : of.RowsOfRankIn(spec.batch.by_part[form], 0);
+  };
+  for (size_t i = 0; i < forms.size(); ++i) {
+    forms[i].rows_max = rows_of(plan, i);
+    if (split && delivery.on_rank_death == OnRankDeath::kShrink) {
+      PENSTOCK_ASSIGN_OR_RETURN(const Plan half,
+                                plan.From(plan.start(), (world_size + 1) / 2));
+      forms[i].rows_max = rows_of(half, i);
+    }
   }
   // A rank's lane is on one node; a lane for all ranks is on all nodes.
   const bool lanes_are_ranks =
@@ -196,9 +209,9 @@ StatusOr<Job::Layout> Job::PlanLayout(const JobOptions& options,
   }
   PENSTOCK_ASSIGN_OR_RETURN(
       SegmentPlan segment,
-      PlanSegment(
-          element, rows_max, static_cast<uint32_t>(copies * lanes * slots),
-          2 * options.consumers_max, static_cast<uint32_t>(bank_slots)));
+      PlanSegment(forms, static_cast<uint32_t>(copies * lanes * slots),
+                  2 * options.consumers_max,
+                  static_cast<uint32_t>(bank_slots)));
   Layout layout{std::move(plan),
                 std::move(segment),
                 lanes,
@@ -206,6 +219,7 @@ StatusOr<Job::Layout> Job::PlanLayout(const JobOptions& options,
                 static_cast<uint32_t>(leases),
                 row_bytes,
                 copies};
+  if (forms.size() > 1) layout.ranks_min = (world_size + 1) / 2;
   layout.order_bytes = order_bytes;
   layout.selection = selection;
   if (const auto* stream = std::get_if<StreamSource>(&spec.source)) {

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <iterator>
 #include <nlohmann/json.hpp>
+#include <set>
 #include <variant>
 
 #include "broker/base/text.h"
@@ -106,16 +107,26 @@ nlohmann::json Job::PartsJson() const {
                                     "other", "assemble", "publish"};
   static_assert(std::size(kNames) == kFirstStep);
   nlohmann::json parts = nlohmann::json::array();
-  for (size_t i = 0; i < part_ns_.size(); ++i) {
-    const double seconds =
-        static_cast<double>(part_ns_[i].load(std::memory_order_relaxed)) * 1e-9;
-    parts.push_back(
-        {{"part", i < kFirstStep ? kNames[i] : "step"}, {"seconds", seconds}});
-    if (i < kFirstStep) continue;
-    parts.back()["step"] = i - kFirstStep;
-    parts.back()["name"] =
-        std::visit([](const auto& op) { return op.Declared().name(); },
-                   options_.spec.map[i - kFirstStep]);
+  const auto seconds_of = [this](size_t part) {
+    return static_cast<double>(part_ns_[part].load(std::memory_order_relaxed)) *
+           1e-9;
+  };
+  for (size_t i = 0; i < kFirstStep; ++i) {
+    parts.push_back({{"part", kNames[i]}, {"seconds", seconds_of(i)}});
+  }
+  std::set<uint32_t> seen;
+  for (size_t part = 0; part < MapsOf(options_.spec); ++part) {
+    for (const MapStep& step : MapOf(options_.spec, part)) {
+      if (!seen.insert(step.number).second) continue;
+      parts.push_back(
+          {{"part", "step"},
+           {"seconds", seconds_of(kFirstStep + step.number)},
+           {"step", step.number},
+           {"path", step.path},
+           {"name",
+            std::visit([](const auto& op) { return op.Declared().name(); },
+                       *step.op)}});
+    }
   }
   return {{"rows", measured_rows_.load(std::memory_order_relaxed)},
           {"parts", std::move(parts)}};

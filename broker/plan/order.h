@@ -13,9 +13,9 @@
 #include <optional>
 #include <vector>
 
+#include "broker/plan/order_steps.h"
 #include "broker/plan/permutation.h"
 #include "broker/plan/plan_spec.h"
-#include "broker/plan/shard_steps.h"
 #include "common/status.h"
 
 namespace penstock {
@@ -78,8 +78,9 @@ class Order {
   // How many parts it shuffles itself; 0: it is shuffled as a whole. A mix that
   // were shuffled as a whole would lose its proportions.
   virtual uint32_t shuffled_parts() const { return 0; }
-  // Its steps, if it lies in steps of its own (InShards); nullptr: any will do.
-  virtual const ShardSteps* steps() const { return nullptr; }
+  // Its steps, if it lies in steps of its own (InShards, InBatches); nullptr:
+  // any will do.
+  virtual const OrderSteps* steps() const { return nullptr; }
   // A record may come several times in a pass.
   virtual bool repeats() const { return false; }
   // This, if it is a mix: its weights may change while a job runs.
@@ -189,6 +190,12 @@ class MixOrder : public Order {
   virtual StatusOr<std::shared_ptr<const MixOrder>> ChangedFrom(
       uint64_t pass, const std::vector<uint32_t>& weights,
       const OrderBudget& budget) const = 0;
+  // The mix in steps of its own, each of one part, with as many rows as `sizes`
+  // says of it: shares count steps, and a schedule takes effect with the first
+  // step that begins at its row or after it. Its weights do not change
+  // otherwise. A pass over a part leaves out its last rows that fill no step.
+  virtual StatusOr<std::unique_ptr<Order>> InBatches(
+      const std::vector<uint64_t>& sizes, const OrderBudget& budget) const = 0;
 
  protected:
   using Order::Order;

@@ -36,7 +36,8 @@ StatusOr<Plan> Plan::Make(const PlanSpec& spec,
   if (world_size == 0) {
     return InvalidArgumentError("world size 0: wanted at least one rank");
   }
-  const ShardSteps* const shards = order->steps();
+  const OrderSteps* const steps = order->steps();
+  const ShardSteps* const shards = steps == nullptr ? nullptr : steps->shards();
   const uint64_t ranks = spec.batch.per_rank ? world_size : 1;
   if (spec.batch.size == 0 || spec.batch.size > kTotalRowsMax / ranks) {
     return InvalidArgumentError("batch: {} rows: wanted 1 to {}",
@@ -47,32 +48,33 @@ StatusOr<Plan> Plan::Make(const PlanSpec& spec,
   plan.records_ = records;
   plan.world_size_ = world_size;
   plan.global_batch_ =
-      shards != nullptr ? shards->global_batch() : spec.batch.size * ranks;
+      steps != nullptr ? steps->global_batch() : spec.batch.size * ranks;
   plan.last_ = spec.batch.last;
   plan.epochs_ = spec.epochs;
   plan.shuffle_ = spec.shuffle;
   plan.order_ = std::move(order);
+  plan.steps_ = steps;
   plan.shards_ = shards;
 
   const bool drop = spec.batch.last == LastBatch::kDrop;
   const uint64_t steps_of_pass =
-      shards != nullptr ? (drop ? shards->full_steps() : shards->steps())
-                        : (drop ? records / plan.global_batch_
-                                : CeilDivide(records, plan.global_batch_));
+      steps != nullptr ? (drop ? steps->full_count() : steps->count())
+                       : (drop ? records / plan.global_batch_
+                               : CeilDivide(records, plan.global_batch_));
   plan.steps_per_epoch_ = spec.steps_per_epoch.value_or(steps_of_pass);
   if (shards != nullptr && plan.steps_per_epoch_ == 0) {
     return InvalidArgumentError(
         "the files of one of {} ranks have less than its rows of a batch of "
         "{}, and batch.last is drop: an epoch would be empty; use a smaller "
         "batch, last: partial, or shard: data",
-        shards->shards(), plan.global_batch_);
+        shards->size(), plan.global_batch_);
   }
   if (shards != nullptr && plan.steps_per_epoch_ > steps_of_pass) {
     return InvalidArgumentError(
         "steps_per_epoch is {}, but the files of {} ranks give {} in a pass, "
         "and with shard: file an epoch does not begin another: use fewer, or "
         "shard: data",
-        plan.steps_per_epoch_, shards->shards(),
+        plan.steps_per_epoch_, shards->size(),
         Counted(steps_of_pass, "step", "steps"));
   }
   if (plan.steps_per_epoch_ == 0) {
@@ -84,13 +86,16 @@ StatusOr<Plan> Plan::Make(const PlanSpec& spec,
         Counted(records, "record is", "records are"), plan.global_batch_);
   }
   // Divide first: the products wrap for large values.
-  if (shards != nullptr) {
-    plan.rows_per_epoch_ = shards->Begin(plan.steps_per_epoch_);
-  } else if (plan.steps_per_epoch_ <= records / plan.global_batch_) {
+  if (steps != nullptr &&
+      plan.steps_per_epoch_ / steps->count() < kTotalRowsMax / records) {
+    plan.rows_per_epoch_ = plan.RowsOfSteps(plan.steps_per_epoch_);
+  } else if (steps == nullptr &&
+             plan.steps_per_epoch_ <= records / plan.global_batch_) {
     plan.rows_per_epoch_ = plan.steps_per_epoch_ * plan.global_batch_;
-  } else if (plan.steps_per_epoch_ <= steps_of_pass) {
+  } else if (steps == nullptr && plan.steps_per_epoch_ <= steps_of_pass) {
     plan.rows_per_epoch_ = records;  // the last step is short
-  } else if (plan.steps_per_epoch_ <= kTotalRowsMax / plan.global_batch_) {
+  } else if (steps == nullptr &&
+             plan.steps_per_epoch_ <= kTotalRowsMax / plan.global_batch_) {
     plan.rows_per_epoch_ = plan.steps_per_epoch_ * plan.global_batch_;
   } else {
     return InvalidArgumentError(
@@ -118,13 +123,15 @@ StatusOr<Plan> Plan::From(PlanStart start, uint32_t world_size) const {
     return InvalidArgumentError("position {} is beyond the end of the data, {}",
                                 start.position, end);
   }
-  if (shards_ != nullptr) {
+  if (steps_ != nullptr) {
     const uint64_t row = start.position % rows_per_epoch_;
-    if (!start.owed.empty() || RowsOfSteps(StepsBefore(row)) != row) {
+    const bool owes = shards_ != nullptr && !start.owed.empty();
+    if (owes || RowsOfSteps(StepsBefore(row)) != row) {
       return InvalidArgumentError(
-          "row {} of epoch {}{}: with shard: file a job resumes where a step "
-          "begins, with nothing owed",
-          row, epoch, start.owed.empty() ? "" : " and rows owed before it");
+          "row {} of epoch {}{}: with {} a job resumes where a step begins{}",
+          row, epoch, owes ? " and rows owed before it" : "",
+          shards_ != nullptr ? "shard: file" : "batch.by_part",
+          shards_ != nullptr ? ", with nothing owed" : "");
     }
   }
   for (const RowRange& range : start.owed) {
@@ -136,6 +143,13 @@ StatusOr<Plan> Plan::From(PlanStart start, uint32_t world_size) const {
           "{} rows owed from position {}: wanted 1 to {} rows of one epoch, "
           "before position {}",
           range.rows, range.position, global_batch_, start.position);
+    }
+    if (steps_ != nullptr && StepOfEpoch(range.position) !=
+                                 StepOfEpoch(range.position + range.rows - 1)) {
+      return InvalidArgumentError(
+          "{} rows owed from position {}: with batch.by_part they are of one "
+          "step",
+          range.rows, range.position);
     }
   }
   plan.first_epoch_steps_ = StepsFrom(start.position % rows_per_epoch_);
@@ -165,25 +179,31 @@ std::optional<Plan> Plan::Ending(uint64_t records) const {
 }
 
 uint64_t Plan::StepsFrom(uint64_t row) const {
-  if (shards_ != nullptr) return steps_per_epoch_ - StepsBefore(row);
+  if (steps_ != nullptr) return steps_per_epoch_ - StepsBefore(row);
   const uint64_t rows = rows_per_epoch_ - row;
   return last_ == LastBatch::kDrop ? rows / global_batch_
                                    : CeilDivide(rows, global_batch_);
 }
 
 uint64_t Plan::StepsBefore(uint64_t row) const {
-  return shards_ != nullptr ? shards_->StepAt(row)
-                            : CeilDivide(row, global_batch_);
+  if (steps_ == nullptr) return CeilDivide(row, global_batch_);
+  return row / records_ * steps_->count() + steps_->StepAt(row % records_);
 }
 
 uint64_t Plan::RowsOfSteps(uint64_t steps) const {
-  return shards_ != nullptr ? shards_->Begin(steps) : steps * global_batch_;
+  if (steps_ == nullptr) return steps * global_batch_;
+  return steps / steps_->count() * records_ +
+         steps_->Begin(steps % steps_->count());
 }
 
 uint64_t Plan::StepOfEpoch(uint64_t position) const {
   const uint64_t row = position % rows_per_epoch_;
-  return shards_ != nullptr ? shards_->StepAt(row + 1) - 1
-                            : row / global_batch_;
+  return steps_ != nullptr ? StepsBefore(row + 1) - 1 : row / global_batch_;
+}
+
+uint64_t Plan::RowsOfOneStep(uint64_t position) const {
+  if (steps_ == nullptr) return global_batch_;
+  return RowsOfSteps(StepOfEpoch(position) + 1) - position % rows_per_epoch_;
 }
 
 uint64_t Plan::PositionOf(uint64_t step) const {
@@ -191,7 +211,7 @@ uint64_t Plan::PositionOf(uint64_t step) const {
   step -= start_.owed.size();
   const uint64_t epoch = start_.position / rows_per_epoch_;
   if (step < first_epoch_steps_) {
-    if (shards_ == nullptr) return start_.position + step * global_batch_;
+    if (steps_ == nullptr) return start_.position + step * global_batch_;
     return epoch * rows_per_epoch_ +
            RowsOfSteps(StepsBefore(start_.position % rows_per_epoch_) + step);
   }
@@ -207,7 +227,7 @@ uint64_t Plan::StepAt(uint64_t position) const {
       position / rows_per_epoch_ - start_.position / rows_per_epoch_;
   if (epochs == 0) {
     const uint64_t steps =
-        shards_ == nullptr
+        steps_ == nullptr
             ? CeilDivide(position - start_.position, global_batch_)
             : StepsBefore(position % rows_per_epoch_) -
                   StepsBefore(start_.position % rows_per_epoch_);
@@ -243,9 +263,12 @@ Plan::RankBatch Plan::RankBatchOf(uint64_t step, uint32_t rank) const {
       share.extra ? start_.owed[step].rows
                   : std::min(global_batch_, rows_per_epoch_ - step_first_row);
   uint64_t before = 0;
-  if (shards_ != nullptr) {
-    share.global_rows =
-        shards_->Begin(share.step_in_epoch + 1) - step_first_row;
+  uint64_t full = global_batch_;
+  if (steps_ != nullptr) {
+    const uint64_t begin = RowsOfSteps(share.step_in_epoch);
+    full = RowsOfSteps(share.step_in_epoch + 1) - begin;
+    if (!share.extra) share.global_rows = full;
+    share.part = steps_->PartOf(share.step_in_epoch % steps_->count());
   }
   if (has_whole_shards()) {
     const auto [first, end] = ShardsOfRank(rank);
@@ -256,8 +279,9 @@ Plan::RankBatch Plan::RankBatchOf(uint64_t step, uint32_t rank) const {
     share.rows = RowsOfRank(share.global_rows, world_size_, rank);
   }
   share.first_row = step_first_row + before;
-  share.shape_rows =
-      last_ == LastBatch::kPad ? max_batch_rows(rank) : share.rows;
+  share.shape_rows = last_ != LastBatch::kPad ? share.rows
+                     : share.part             ? RowsOfRankIn(full, rank)
+                                              : max_batch_rows(rank);
   share.last_of_epoch =
       !share.extra && StepsFrom(step_first_row + share.global_rows) == 0;
   share.last_of_data = total_steps_ && step + 1 == *total_steps_;
@@ -265,10 +289,14 @@ Plan::RankBatch Plan::RankBatchOf(uint64_t step, uint32_t rank) const {
 }
 
 std::pair<uint32_t, uint32_t> Plan::ShardsOfRank(uint32_t rank) const {
-  const uint64_t first = RowsBeforeRank(shards_->shards(), world_size_, rank);
+  const uint64_t first = RowsBeforeRank(shards_->size(), world_size_, rank);
   return {static_cast<uint32_t>(first),
           static_cast<uint32_t>(
-              first + RowsOfRank(shards_->shards(), world_size_, rank))};
+              first + RowsOfRank(shards_->size(), world_size_, rank))};
+}
+
+uint64_t Plan::RowsOfRankIn(uint64_t global_rows, uint32_t rank) const {
+  return RowsOfRank(global_rows, world_size_, rank);
 }
 
 uint64_t Plan::max_batch_rows(uint32_t rank) const {
@@ -277,11 +305,12 @@ uint64_t Plan::max_batch_rows(uint32_t rank) const {
     const auto [first, end] = ShardsOfRank(rank);
     return shards_->BlocksBefore(end) - shards_->BlocksBefore(first);
   }
-  // The first step of an epoch is never smaller than a later one.
-  return RowsOfRank(last_ == LastBatch::kPad
-                        ? global_batch_
-                        : std::min(global_batch_, rows_per_epoch_),
-                    world_size_, rank);
+  // The first step of an epoch is never smaller than a later one, unless it has
+  // steps of its own.
+  return RowsOfRankIn(last_ == LastBatch::kPad || steps_ != nullptr
+                          ? global_batch_
+                          : std::min(global_batch_, rows_per_epoch_),
+                      rank);
 }
 
 const Order& Plan::Course::OrderAt(uint64_t pass, uint64_t place) const {
@@ -304,6 +333,11 @@ StatusOr<Plan> Plan::WithWeights(const WeightsChange& change,
   const MixOrder* const mix = order_->mix();
   if (mix == nullptr) {
     return InvalidArgumentError("the dataset's source is no mix");
+  }
+  if (steps_ != nullptr) {
+    return InvalidArgumentError(
+        "with batch.by_part other weights would give other steps: change them "
+        "by mix.schedule in the spec");
   }
   if (change.weights.size() != mix->parts()) {
     return InvalidArgumentError(
@@ -451,8 +485,8 @@ Plan::Row Plan::Following(const Row& row, uint64_t i,
                            ? *order_
                            : course_->OrderAt(row.pass_of_order, row.place);
   return RowAt(order,
-               shards_ != nullptr ? shards_->Following(row.place, i)
-                                  : (row.place + i) % order.size(),
+               steps_ != nullptr ? steps_->Following(row.place, i)
+                                 : (row.place + i) % order.size(),
                row.pass_of_order, shuffles);
 }
 

@@ -38,10 +38,11 @@
 // Epochs keep their number of rows: an order that is shorter then wraps, as
 // with steps_per_epoch. Rows before are what they were, to the bit.
 //
-// An order of shards (`shard: file`) has steps of its own (ShardSteps): fewer
-// rows once shards run out; `drop` ends the epoch there. A rank takes the rows
-// of whole shards, the first (shards mod R) ranks of one more. More ranks than
-// shards divide each step by rows. A plan of it begins at a step.
+// An order may have steps of its own (OrderSteps); a plan of it begins at a
+// step. Of shards (`shard: file`): fewer rows once shards run out; `drop` ends
+// the epoch there; a rank takes the rows of whole shards, the first (shards mod
+// R) ranks of one more; more ranks than shards divide each step by rows. Of
+// batches of one part each (batch.by_part): all are full, and G is the largest.
 #ifndef BROKER_PLAN_PLAN_H_
 #define BROKER_PLAN_PLAN_H_
 
@@ -53,6 +54,7 @@
 
 #include "broker/plan/order.h"
 #include "broker/plan/plan_spec.h"
+#include "broker/plan/shard_steps.h"
 #include "common/job_state.h"
 #include "common/layout.h"
 #include "common/status.h"
@@ -139,6 +141,8 @@ class Plan {
   uint64_t PositionOf(uint64_t step) const;
   // The first step that is not owed and begins at or after position.
   uint64_t StepAt(uint64_t position) const;
+  // At most so many rows from a position on are of one step.
+  uint64_t RowsOfOneStep(uint64_t position) const;
   // The step of its epoch that a position is in.
   uint64_t StepOfEpoch(uint64_t position) const;
   // The step that begins exactly at position, owed or not; nullopt: none.
@@ -157,6 +161,7 @@ class Plan {
     bool last_of_data = false;  // of the last epoch; never with forever
     bool extra = false;         // owed
     bool redelivered = false;
+    std::optional<uint32_t> part;  // of the source, that all rows are of
   };
   // step is counted from the start and < total_steps(); rank < world_size().
   RankBatch RankBatchOf(uint64_t step, uint32_t rank) const;
@@ -164,6 +169,8 @@ class Plan {
   // At least the largest shape_rows this rank ever gets, never less than the
   // next rank's: its slots are this large.
   uint64_t max_batch_rows(uint32_t rank) const;
+  // The same of a rank that gets batches of so many rows over all ranks.
+  uint64_t RowsOfRankIn(uint64_t global_rows, uint32_t rank) const;
 
   struct Row {
     uint64_t record = 0;  // of the source
@@ -224,7 +231,7 @@ class Plan {
                     Shuffles* shuffles, Row* out) const;
   // Each rank has whole shards: these, first to before the second.
   bool has_whole_shards() const {
-    return shards_ != nullptr && world_size_ <= shards_->shards();
+    return shards_ != nullptr && world_size_ <= shards_->size();
   }
   std::pair<uint32_t, uint32_t> ShardsOfRank(uint32_t rank) const;
   // Steps of an epoch from this row on, and before it (rounded up).
@@ -246,7 +253,8 @@ class Plan {
   std::optional<uint64_t> total_steps_;
   std::optional<ShuffleSpec> shuffle_;
   std::shared_ptr<const Order> order_;
-  const ShardSteps* shards_ = nullptr;    // of the order
+  const OrderSteps* steps_ = nullptr;     // of the order
+  const ShardSteps* shards_ = nullptr;    // the same, if they are shards
   std::shared_ptr<const Course> course_;  // nullptr: order_ in all passes
 };
 

@@ -1,5 +1,6 @@
 #include "broker/plan/plan_spec.h"
 
+#include <algorithm>
 #include <limits>
 
 #include "broker/declare/declaration.h"
@@ -25,7 +26,33 @@ DeclarationBase::Field Rows(std::string key, bool per_rank, std::string text) {
           },
           [=](const void* object, nlohmann::ordered_json* out) {
             const BatchSpec& batch = *static_cast<const BatchSpec*>(object);
-            if (batch.per_rank == per_rank) rows.write(batch.size, out);
+            if (batch.per_rank == per_rank && batch.by_part.empty()) {
+              rows.write(batch.size, out);
+            }
+          }};
+}
+
+DeclarationBase::Field RowsByPart() {
+  const auto rows = List(
+      WholeNumber<uint64_t>(1, kBatchRowsMax), 1, kSourcePartsMax,
+      Format("a list of 1 to {} sizes, one for each part", kSourcePartsMax));
+  return {"by_part",
+          "of all ranks together, for each part of a mix: each batch has rows "
+          "of one part, and the weights are shares of the batches; rows that "
+          "fill no batch are left out of a pass over their part",
+          rows.wanted,
+          false,
+          true,
+          [=](const YamlValue& value, void* object) {
+            BatchSpec& batch = *static_cast<BatchSpec*>(object);
+            PENSTOCK_RETURN_IF_ERROR(rows.Read(value, &batch.by_part));
+            batch.size =
+                *std::max_element(batch.by_part.begin(), batch.by_part.end());
+            return OkStatus();
+          },
+          [=](const void* object, nlohmann::ordered_json* out) {
+            const BatchSpec& batch = *static_cast<const BatchSpec*>(object);
+            if (!batch.by_part.empty()) rows.write(batch.by_part, out);
           }};
 }
 
@@ -59,6 +86,7 @@ const Declaration<BatchSpec>& BatchSpec::Declared() {
           .Example("{size: 2048, last: drop}")
           .Add(Rows("size", false, "of all ranks together"))
           .Add(Rows("per_rank", true, "of each rank"))
+          .Add(RowsByPart())
           .Optional("last", &BatchSpec::last,
                     Words<LastBatch>({{"partial", LastBatch::kPartial},
                                       {"drop", LastBatch::kDrop},

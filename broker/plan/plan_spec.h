@@ -2,8 +2,10 @@
 #ifndef BROKER_PLAN_PLAN_SPEC_H_
 #define BROKER_PLAN_PLAN_SPEC_H_
 
+#include <cstddef>
 #include <cstdint>
 #include <optional>
+#include <vector>
 
 namespace penstock {
 
@@ -28,9 +30,15 @@ struct ShuffleSpec {
 
 enum class LastBatch { kPartial, kDrop, kPad };
 
+// Of a source made of others.
+inline constexpr size_t kSourcePartsMax = 256;
+
 struct BatchSpec {
   uint64_t size = 1;      // rows; of the global batch unless per_rank
   bool per_rank = false;  // global batch = size * world size
+  // Of each part of a mix, if its batches have sizes of their own; the largest
+  // is `size`.
+  std::vector<uint64_t> by_part;
   LastBatch last = LastBatch::kPartial;
   bool operator==(const BatchSpec&) const = default;
 

@@ -13,7 +13,7 @@ ShardSteps::ShardSteps(std::vector<uint64_t> rows, uint64_t global_batch)
   // By step: the shards that have other rows from there on.
   std::map<uint64_t, std::vector<std::pair<uint32_t, uint64_t>>> changes;
   full_steps_ = UINT64_MAX;
-  for (uint32_t shard = 0; shard < shards(); ++shard) {
+  for (uint32_t shard = 0; shard < size(); ++shard) {
     assert(rows_[shard] > 0);
     const uint64_t block = Block(shard);
     const uint64_t full = rows_[shard] / block;
@@ -22,13 +22,13 @@ ShardSteps::ShardSteps(std::vector<uint64_t> rows, uint64_t global_batch)
     if (rest > 0) changes[full].push_back({shard, rest});
     changes[full + (rest > 0)].push_back({shard, 0});
   }
-  Segment segment = {0, 0, AddBlocks(0, shards())};
+  Segment segment = {0, 0, AddBlocks(0, size())};
   for (const auto& [step, of_shards] : changes) {
     if (step > segment.step) segments_.push_back(segment);
     segment.row += (step - segment.step) * nodes_[segment.root].rows;
     segment.step = step;
     for (const auto& [shard, rows] : of_shards) {
-      segment.root = With(segment.root, 0, shards(), shard, rows);
+      segment.root = With(segment.root, 0, size(), shard, rows);
     }
   }
   assert(nodes_[segment.root].rows == 0);
@@ -89,16 +89,16 @@ uint64_t ShardSteps::StepAt(uint64_t row) const {
 }
 
 uint64_t ShardSteps::BlocksBefore(uint32_t shard) const {
-  return global_batch_ / shards() * shard +
-         std::min<uint64_t>(shard, global_batch_ % shards());
+  return global_batch_ / size() * shard +
+         std::min<uint64_t>(shard, global_batch_ % size());
 }
 
 uint64_t ShardSteps::RowsBefore(uint64_t step, uint32_t shard) const {
   if (step < full_steps_) return BlocksBefore(shard);
   const Node* node = &nodes_[SegmentOf(step).root];
-  if (shard == shards()) return node->rows;
+  if (shard == size()) return node->rows;
   uint64_t rows = 0;
-  for (uint32_t begin = 0, end = shards(); end - begin > 1;) {
+  for (uint32_t begin = 0, end = size(); end - begin > 1;) {
     const uint32_t middle = begin + (end - begin) / 2;
     if (shard < middle) {
       node = &nodes_[node->first];
@@ -116,8 +116,8 @@ ShardSteps::Place ShardSteps::Find(uint64_t row) const {
   const uint64_t step = StepAt(row + 1) - 1;
   uint64_t left = row - Begin(step);
   if (step < full_steps_) {
-    const uint64_t block = global_batch_ / shards();
-    const uint64_t longer = global_batch_ % shards();  // of one row more
+    const uint64_t block = global_batch_ / size();
+    const uint64_t longer = global_batch_ % size();  // of one row more
     const uint64_t shard = left < longer * (block + 1)
                                ? left / (block + 1)
                                : (left - longer) / block;
@@ -126,7 +126,7 @@ ShardSteps::Place ShardSteps::Find(uint64_t row) const {
   }
   const Node* node = &nodes_[SegmentOf(step).root];
   uint32_t begin = 0;
-  for (uint32_t end = shards(); end - begin > 1;) {
+  for (uint32_t end = size(); end - begin > 1;) {
     const uint32_t middle = begin + (end - begin) / 2;
     const Node& first = nodes_[node->first];
     if (left < first.rows) {

@@ -13,9 +13,11 @@
 #include <cstdint>
 #include <vector>
 
+#include "broker/plan/order_steps.h"
+
 namespace penstock {
 
-class ShardSteps {
+class ShardSteps final : public OrderSteps {
  public:
   struct Place {
     uint32_t shard = 0;
@@ -27,20 +29,19 @@ class ShardSteps {
   // more where it does not divide.
   ShardSteps(std::vector<uint64_t> rows, uint64_t global_batch);
 
-  uint32_t shards() const { return static_cast<uint32_t>(rows_.size()); }
-  uint64_t global_batch() const { return global_batch_; }
+  uint32_t size() const { return static_cast<uint32_t>(rows_.size()); }
   uint64_t memory_bytes() const {
     return nodes_.capacity() * sizeof(Node) +
            segments_.capacity() * sizeof(Segment);
   }
   // Until the last shard has run out.
-  uint64_t steps() const { return segments_.back().step; }
+  uint64_t count() const override { return segments_.back().step; }
   // Until the first shard has less than its rows of a step.
-  uint64_t full_steps() const { return full_steps_; }
-  // The row of a pass with which a step begins; after the last: the end.
-  uint64_t Begin(uint64_t step) const;
-  // The first step that begins at this row or after it.
-  uint64_t StepAt(uint64_t row) const;
+  uint64_t full_count() const override { return full_steps_; }
+  uint64_t global_batch() const override { return global_batch_; }
+  uint64_t Begin(uint64_t step) const override;
+  uint64_t StepAt(uint64_t row) const override;
+  const ShardSteps* shards() const override { return this; }
   // Rows of a step while all shards last, of the shards before this one.
   uint64_t BlocksBefore(uint32_t shard) const;
   // Rows of this step, of the shards before this one.
@@ -51,7 +52,7 @@ class ShardSteps {
   uint64_t RowOf(Place place) const;
   // The i-th row after this one in its shard, which begins again after its
   // last.
-  uint64_t Following(uint64_t row, uint64_t i) const;
+  uint64_t Following(uint64_t row, uint64_t i) const override;
 
  private:
   // Steps of equally many rows of each shard, until the next segment. The last
@@ -71,7 +72,7 @@ class ShardSteps {
   };
   // Rows of the shard in a step while it lasts.
   uint64_t Block(uint32_t shard) const {
-    return global_batch_ / shards() + (shard < global_batch_ % shards());
+    return global_batch_ / size() + (shard < global_batch_ % size());
   }
   const Segment& SegmentOf(uint64_t step) const;
   // A node with the blocks of shards [begin, end).

@@ -6,7 +6,7 @@ namespace penstock {
 
 std::vector<Delivery::FormerConsumer> RestoreRanks(
     const std::vector<FormerProcess>& processes,
-    const HandedOverSteps& handed_over, uint64_t global_batch) {
+    const HandedOverSteps& handed_over, const Plan& plan) {
   std::map<uint32_t, std::vector<const FormerProcess*>> by_rank;
   for (const FormerProcess& process : processes) {
     by_rank[process.rank].push_back(&process);
@@ -25,9 +25,8 @@ std::vector<Delivery::FormerConsumer> RestoreRanks(
         known = process->reconnects;
         continue;
       }
-      restored.position =
-          std::max({restored.position, process->from,
-                    FormerPosition(*process->page, global_batch)});
+      restored.position = std::max({restored.position, process->from,
+                                    FormerPosition(*process->page, plan)});
       for (const FormerBatch& batch : FormerBatches(*process->page)) {
         restored.phase = std::max(restored.phase, PhaseOfStep(batch.step));
         if (batch.released || process->reconnects || process->left) {
@@ -53,9 +52,8 @@ std::vector<Delivery::FormerConsumer> RestoreRanks(
 }
 
 bool Supersedes(const CursorPage& later, const CursorPage& earlier,
-                uint64_t global_batch) {
-  return FormerPosition(later, global_batch) >=
-         FormerPosition(earlier, global_batch);
+                const Plan& plan) {
+  return FormerPosition(later, plan) >= FormerPosition(earlier, plan);
 }
 
 namespace {
@@ -113,7 +111,7 @@ Delivery::FormerSteps GatherBroadcast(
   }
   if (former.options.on_rank_death == OnRankDeath::kWait) {
     for (Delivery::FormerConsumer& each :
-         RestoreRanks(processes, former.handed_over, plan.global_batch())) {
+         RestoreRanks(processes, former.handed_over, plan)) {
       if (each.left) continue;
       foremost = std::max(foremost, plan.StepAt(each.position));
       gathered.consumers.push_back(std::move(each));
@@ -147,7 +145,7 @@ Delivery::FormerSteps GatherBroadcast(
   // No rank continues: the next one joins where the foremost was.
   gathered.position = begin;
   for (const Delivery::FormerConsumer& each :
-       RestoreRanks(processes, former.handed_over, plan.global_batch())) {
+       RestoreRanks(processes, former.handed_over, plan)) {
     gathered.position = std::max(gathered.position, each.position);
   }
   return gathered;

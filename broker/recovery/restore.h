@@ -40,12 +40,12 @@ using HandedOverSteps = std::set<std::pair<uint32_t, uint64_t>>;
 // progress and has no predecessors.
 std::vector<Delivery::FormerConsumer> RestoreRanks(
     const std::vector<FormerProcess>& processes,
-    const HandedOverSteps& handed_over, uint64_t global_batch);
+    const HandedOverSteps& handed_over, const Plan& plan);
 
 // True if the page of the rank's later process shows where the rank continues,
 // so the earlier page is not needed for that.
 bool Supersedes(const CursorPage& later, const CursorPage& earlier,
-                uint64_t global_batch);
+                const Plan& plan);
 
 // The recorded progress of a dynamic or broadcast job.
 struct FormerProgress {

@@ -582,8 +582,7 @@ uint64_t JobTable::Inspect(uint32_t uid, JobOptions options, InspectDone done) {
           const bool endless =
               std::holds_alternative<StreamSource>(options.spec.source);
           json["records"] = endless ? 0 : layout.plan.records();
-          json["element_spec"] =
-              ElementSpecToJson(dataset->program->element_spec());
+          dataset->DescribeRows(&json);
           json["class_names"] = dataset->source->class_names();
           json["left_out"] = dataset->source->left_out();
           json["source_warning"] = dataset->warning();
@@ -607,7 +606,7 @@ uint64_t JobTable::Inspect(uint32_t uid, JobOptions options, InspectDone done) {
             json["cache_steps"] = KeptSteps(options.spec).value_or(0);
             json["cache_bytes"] = dataset->cache->capacity_bytes();
             json["cache_entry_bytes"] =
-                EntryFormat(dataset->program->head_spec())
+                EntryFormat(dataset->programs[0]->head_spec())
                     .fixed_bytes()
                     .value_or(0);
           }

@@ -246,9 +246,8 @@ Status JobTable::Restore(Entry& entry) {
 // since.
 void JobTable::RestoreDead(Entry& entry) {
   if (entry.former == nullptr || entry.job->gathering()) return;
-  for (const Delivery::FormerConsumer& rank :
-       RestoreRanks(ProcessesOf(entry), entry.former->handed_over,
-                    entry.job->plan().global_batch())) {
+  for (const Delivery::FormerConsumer& rank : RestoreRanks(
+           ProcessesOf(entry), entry.former->handed_over, entry.job->plan())) {
     entry.job->RestoreRank(rank);
   }
 }
@@ -413,8 +412,7 @@ bool JobTable::Superseded(const Entry& entry, const Entry::Attachment& dead) {
   if (entry.options.delivery.mode == DeliveryMode::kDynamic) return true;
   const auto later = [&](const Entry::Attachment& other) {
     return other.rank == dead.rank && other.attach > dead.attach &&
-           Supersedes(*other.cursor, *dead.cursor,
-                      entry.job->plan().global_batch());
+           Supersedes(*other.cursor, *dead.cursor, entry.job->plan());
   };
   return std::any_of(entry.retired.begin(), entry.retired.end(), later) ||
          std::any_of(entry.attachments.begin(), entry.attachments.end(),

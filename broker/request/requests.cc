@@ -101,6 +101,8 @@ constexpr AnswerField kIndexAnswer[] = {
     {"spec", kText, "the spec as JSON, in full"},
     {"records", kCount, "how many it has; 0: it is a stream"},
     {"element_spec", kList, "`name`, `dtype` and `shape` of each feature"},
+    {"element_spec_by_part", kList,
+     "the same for each part of the source, if their shapes differ", false},
     {"class_names", kList,
      "of an image folder or list: the names of its labels"},
     {"left_out", kText, "files that are no records of it, if there are any"},
@@ -210,6 +212,8 @@ constexpr AnswerField kAttachAnswer[] = {
     {"warning", kText, "what works, but not as it should; may be empty"},
     {"spin_ns", kCount, "how long it may spin before it sleeps"},
     {"element_spec", kList, "`name`, `dtype` and `shape` of each feature"},
+    {"element_spec_by_part", kList,
+     "the same for each part of the source, if their shapes differ", false},
     {"structure", kText,
      "how the features of a Python dataset are nested in a sample, as JSON"},
 };

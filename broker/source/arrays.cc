@@ -7,7 +7,6 @@
 #include <span>
 
 #include "broker/declare/value_type.h"
-#include "broker/index/file_times.h"
 #include "broker/index/fingerprint.h"
 #include "broker/io/read.h"
 
@@ -25,7 +24,7 @@ struct Kept {
   uint64_t bytes = 0;
 };
 
-class Arrays final : public Source, public FileTimes {
+class Arrays final : public Source {
  public:
   Arrays(std::vector<DataFiles> files, std::vector<ArrayFeature> features,
          std::vector<Kept> kept, std::vector<size_t> read)

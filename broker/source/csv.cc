@@ -3,7 +3,6 @@
 #include <algorithm>
 
 #include "broker/declare/declaration.h"
-#include "broker/index/file_times.h"
 #include "broker/index/index.h"
 #include "broker/source/csv_rows.h"
 #include "broker/source/text_scan.h"
@@ -34,7 +33,7 @@ Status FindRows(char delimiter, bool header, ScannedFile* file,
       });
 }
 
-class Csv final : public Source, public FileTimes {
+class Csv final : public Source {
  public:
   Csv(const CsvSource& spec, Index rows, std::vector<CsvColumns> columns)
       : delimiter_(spec.delimiter),

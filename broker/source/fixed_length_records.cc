@@ -4,7 +4,6 @@
 #include <bit>
 
 #include "broker/declare/declaration.h"
-#include "broker/index/file_times.h"
 #include "broker/index/fingerprint.h"
 #include "broker/io/read.h"
 
@@ -13,7 +12,7 @@ namespace {
 
 static_assert(std::endian::native == std::endian::little);
 
-class FixedLengthRecords final : public Source, public FileTimes {
+class FixedLengthRecords final : public Source {
  public:
   FixedLengthRecords(const FixedLengthRecordsSource& spec,
                      uint64_t record_bytes, DataFiles files,

@@ -12,7 +12,6 @@
 #include <optional>
 
 #include "broker/declare/declaration.h"
-#include "broker/index/file_times.h"
 #include "broker/index/fingerprint.h"
 #include "broker/io/file_error.h"
 #include "broker/io/read.h"
@@ -390,7 +389,7 @@ StatusOr<Labels> LoadLabels(const std::string& path, OpenProgress* progress) {
   return Labels{std::move(labels), std::move(idx.file)};
 }
 
-class Idx final : public Source, public FileTimes {
+class Idx final : public Source {
  public:
   Idx(IdxFile images, std::optional<Labels> labels)
       : images_(std::move(images)), labels_(std::move(labels)) {

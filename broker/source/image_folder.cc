@@ -4,7 +4,6 @@
 
 #include "broker/declare/declaration.h"
 #include "broker/index/cache_file.h"
-#include "broker/index/file_times.h"
 #include "broker/index/fingerprint.h"
 #include "broker/index/whole_files.h"
 #include "broker/source/image_folder_index.h"
@@ -32,7 +31,7 @@ void ToMask(const MaskFolder& masks, std::string* relative) {
   relative->append(masks.suffix);
 }
 
-class ImageFolder final : public Source, public FileTimes {
+class ImageFolder final : public Source {
  public:
   // mask_folder: without pictures; empty unless spec has masks.
   ImageFolder(const ImageFolderSource& spec, Folder pictures,

@@ -10,7 +10,6 @@
 #include <unordered_map>
 
 #include "broker/declare/declaration.h"
-#include "broker/index/file_times.h"
 #include "broker/index/fingerprint.h"
 #include "broker/index/in_parallel.h"
 #include "broker/index/index.h"
@@ -62,7 +61,7 @@ void SetFullPath(const std::string& folder, std::string_view path,
   full->append(path);
 }
 
-class ImageList final : public Source, public FileTimes {
+class ImageList final : public Source {
  public:
   ImageList(const ImageListSource& spec, DataFile list, std::string folder,
             FieldRows fields, Rows rows, std::vector<std::string> class_names,

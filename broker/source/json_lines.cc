@@ -7,7 +7,6 @@
 #include <cstring>
 
 #include "broker/declare/declaration.h"
-#include "broker/index/file_times.h"
 #include "broker/index/index.h"
 #include "broker/source/number.h"
 #include "broker/source/text_scan.h"
@@ -125,7 +124,7 @@ Status FindLines(ScannedFile* file, RecordSink* lines) {
   return OkStatus();
 }
 
-class JsonLines final : public Source, public FileTimes {
+class JsonLines final : public Source {
  public:
   JsonLines(const JsonLinesSource& spec, Index lines)
       : rows_(spec.fields, spec.longer),

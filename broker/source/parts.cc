@@ -6,7 +6,6 @@
 
 #include "broker/declare/declaration.h"
 #include "broker/declare/spec_path.h"
-#include "broker/index/file_times.h"
 #include "broker/index/fingerprint.h"
 #include "broker/plan/select.h"
 #include "broker/source/concatenation.h"
@@ -18,7 +17,6 @@
 namespace penstock {
 namespace {
 
-constexpr size_t kPartsMax = 256;
 // Each worker has a process for each of those that processes make.
 constexpr size_t kMadePartsMax = 16;
 constexpr size_t kScheduleMax = 256;
@@ -61,16 +59,17 @@ class PartsMaker final : public Source::Maker {
   std::vector<std::vector<Source::Wanted>> wanted_;  // by part
 };
 
-class Parts final : public Source, public FileTimes {
+class Parts final : public Source {
  public:
   Parts(std::string kind, Sources parts, Concatenation places,
         std::vector<std::vector<SelectSpec>> selects,
-        std::vector<KeptFiles> kept, Combine combine)
+        std::vector<KeptFiles> kept, Status alike, Combine combine)
       : kind_(std::move(kind)),
         parts_(std::move(parts)),
         places_(std::move(places)),
         selects_(std::move(selects)),
         kept_(std::move(kept)),
+        alike_(std::move(alike)),
         combine_(std::move(combine)) {
     ReadRequest request;
     for (const auto& part : parts_) {
@@ -81,6 +80,14 @@ class Parts final : public Source, public FileTimes {
 
   uint64_t record_count() const override { return places_.count(); }
   const RawSpec& raw_spec() const override { return parts_[0]->raw_spec(); }
+  size_t parts() const override { return parts_.size(); }
+  size_t PartOf(uint64_t record) const override {
+    return places_.Find(record).part;
+  }
+  const RawSpec& RawSpecOfPart(size_t part) const override {
+    return parts_[part]->raw_spec();
+  }
+  Status CheckAlike() const override { return alike_; }
   uint64_t memory_bytes() const override {
     uint64_t bytes = 0;
     for (const auto& part : parts_) bytes += part->memory_bytes();
@@ -176,7 +183,9 @@ class Parts final : public Source, public FileTimes {
     }
     return processes;
   }
-  std::string structure() const override { return parts_[0]->structure(); }
+  std::string structure() const override {
+    return alike_.ok() ? parts_[0]->structure() : "";
+  }
 
   std::string Describe(uint64_t record) const override {
     const auto [part, number] = places_.Find(record);
@@ -217,7 +226,7 @@ class Parts final : public Source, public FileTimes {
     return all.Hex();
   }
   void AddTimes(Fingerprint* to) const override {
-    for (const auto& part : parts_) AddTimesOf(*part, to);
+    for (const auto& part : parts_) part->AddTimes(to);
   }
 
  private:
@@ -262,36 +271,38 @@ class Parts final : public Source, public FileTimes {
   const Concatenation places_;
   const std::vector<std::vector<SelectSpec>> selects_;
   const std::vector<KeptFiles> kept_;  // of each part
+  const Status alike_;                 // as CheckAlike
   const Combine combine_;
   bool any_is_read_ = false;
 };
+
+Status CheckSameReading(const Source& first, const Source& part) {
+  if ((part.wait_ns() > 0) == (first.wait_ns() > 0)) return OkStatus();
+  return InvalidArgumentError(
+      "its records or those of parts[0] are made by processes (python), those "
+      "of the other are read: all parts need the same");
+}
 
 Status CheckSameFeatures(const Source& first, const Source& part) {
   const RawSpec& here = part.raw_spec();
   const RawSpec& there = first.raw_spec();
   if (here.size() != there.size()) {
     return InvalidArgumentError(
-        "has {}, and parts[0] has {}: all parts need the same",
+        "has {}, and parts[0] has {}: all parts need the same, or steps of "
+        "their own (map_by_part) that make the same of them",
         Counted(here.size(), "feature"), Counted(there.size(), "feature"));
   }
   for (size_t f = 0; f < here.size(); ++f) {
-    if (here[f].feature == there[f].feature &&
-        here[f].encoded == there[f].encoded) {
-      continue;
-    }
+    if (here[f] == there[f]) continue;
     const auto text = [](const RawFeature& raw) {
       return raw.encoded ? "the picture " + raw.feature.name
                          : raw.feature.ToString();
     };
     return InvalidArgumentError(
         "feature {} is {}, and that of parts[0] is {}: all parts need the same "
-        "features in the same order",
+        "features in the same order, or steps of their own (map_by_part) that "
+        "make the same of them",
         f, text(here[f]), text(there[f]));
-  }
-  if ((part.wait_ns() > 0) != (first.wait_ns() > 0)) {
-    return InvalidArgumentError(
-        "its records or those of parts[0] are made by processes (python), "
-        "those of the other are read: all parts need the same");
   }
   if (part.structure() != first.structure()) {
     return InvalidArgumentError(
@@ -310,13 +321,17 @@ StatusOr<std::unique_ptr<Source>> OpenParts(const std::string& kind,
   Concatenation places;
   std::vector<std::vector<SelectSpec>> selects;
   std::vector<KeptFiles> kept;
+  Status alike;
   for (size_t i = 0; i < specs.size(); ++i) {
     const std::string path = Format("{}.parts[{}]", kind, i);
-    auto part = OpenSource(specs[i].source, progress, functions);
-    if (!part.ok()) return AtPath(path + ".source", part.status());
+    auto part = OpenPart(specs[i], path, progress, functions);
+    if (!part.ok()) return part.status();
     if (i > 0) {
-      const Status same = CheckSameFeatures(*parts[0], **part);
+      const Status same = CheckSameReading(*parts[0], **part);
       if (!same.ok()) return AtPath(path, same);
+      if (alike.ok()) {
+        alike = AtPath(path, CheckSameFeatures(*parts[0], **part));
+      }
     }
     auto files =
         KeptFiles::Open(specs[i].select, specs[i].source, **part, progress);
@@ -334,7 +349,7 @@ StatusOr<std::unique_ptr<Source>> OpenParts(const std::string& kind,
   }
   return std::unique_ptr<Source>(std::make_unique<Parts>(
       kind, std::move(parts), std::move(places), std::move(selects),
-      std::move(kept), std::move(combine)));
+      std::move(kept), std::move(alike), std::move(combine)));
 }
 
 // ---- declarations ----------------------------------------------------------
@@ -435,10 +450,10 @@ Status CheckMix(const YamlValue& value, MixSource* mix) {
 }  // namespace
 
 ValueType<std::vector<PartSpec>> ListOfParts() {
-  return List(Part(), 1, kPartsMax,
+  return List(Part(), 1, kSourcePartsMax,
               Format("a list of 1 to {} mappings of source, select, weight, "
                      "prefix, such as [{{source: {{range: 10}}}}]",
-                     kPartsMax));
+                     kSourcePartsMax));
 }
 
 Status CheckPartKeys(const YamlValue& value, const std::vector<PartSpec>& parts,
@@ -456,6 +471,16 @@ Status CheckPartKeys(const YamlValue& value, const std::vector<PartSpec>& parts,
     }
   }
   return OkStatus();
+}
+
+StatusOr<std::unique_ptr<Source>> OpenPart(const PartSpec& spec,
+                                           const std::string& path,
+                                           OpenProgress* progress,
+                                           const FunctionOptions& functions) {
+  auto part = OpenSource(spec.source, progress, functions);
+  const Status status = part.ok() ? (*part)->CheckAlike() : part.status();
+  if (!status.ok()) return AtPath(path + ".source", status);
+  return part;
 }
 
 std::string JoinedTexts(const std::vector<const Source*>& parts,
@@ -514,8 +539,8 @@ const Declaration<WeightsFrom>& WeightsFrom::Declared() {
           .Required("row", &WeightsFrom::row, row,
                     "the first with these weights")
           .Required("weights", &WeightsFrom::weights,
-                    List(Number(0, kWeightMax), 1, kPartsMax,
-                         Format("a list of 1 to {} numbers", kPartsMax)),
+                    List(Number(0, kWeightMax), 1, kSourcePartsMax,
+                         Format("a list of 1 to {} numbers", kSourcePartsMax)),
                     "one for each part");
   return declared;
 }

@@ -30,6 +30,11 @@ struct PartKeys {
 };
 Status CheckPartKeys(const YamlValue& value, const std::vector<PartSpec>& parts,
                      const PartKeys& allowed);
+// Its own parts, if it has any, have to be alike. path: of the part.
+StatusOr<std::unique_ptr<Source>> OpenPart(const PartSpec& spec,
+                                           const std::string& path,
+                                           OpenProgress* progress,
+                                           const FunctionOptions& functions);
 // What the parts say, each text once.
 std::string JoinedTexts(const std::vector<const Source*>& parts,
                         std::string (Source::*text)() const,

@@ -25,6 +25,7 @@
 
 namespace penstock {
 
+class Fingerprint;
 template <typename T>
 class Declaration;
 
@@ -35,6 +36,7 @@ inline constexpr uint64_t kRecordsMax = uint64_t{1} << 53;
 struct RawFeature {
   Feature feature;
   bool encoded = false;  // bytes of an image file: dtype uint8, shape unknown
+  bool operator==(const RawFeature&) const = default;
 };
 using RawSpec = std::vector<RawFeature>;
 
@@ -51,6 +53,20 @@ class Source {
 
   virtual uint64_t record_count() const = 0;
   virtual const RawSpec& raw_spec() const = 0;
+
+  // ---- its parts, if it is made of several whose records may differ
+
+  virtual size_t parts() const { return 1; }
+  virtual size_t PartOf(uint64_t /*record*/) const { return 0; }
+  // raw_spec() is that of the first.
+  virtual const RawSpec& RawSpecOfPart(size_t /*part*/) const {
+    return raw_spec();
+  }
+  // InvalidArgument names a part whose features are not those of the first.
+  virtual Status CheckAlike() const { return OkStatus(); }
+
+  // ---- its records
+
   // Broker memory that it keeps (index, inline values, unpacked files).
   virtual uint64_t memory_bytes() const = 0;
 
@@ -89,6 +105,11 @@ class Source {
   virtual Status Unpack(uint64_t record, const ReadBytes& read,
                         std::vector<std::byte>* scratch,
                         RawRecord* raw) const = 0;
+
+  // Adds when its files, or their folders, were last changed before they were
+  // opened: what is kept of them for later (broker/cache/) is of no use
+  // afterwards.
+  virtual void AddTimes(Fingerprint* /*to*/) const {}
 
   // The underlying data have changed: the next job of this dataset must reopen
   // it. May check every folder.

@@ -8,7 +8,6 @@
 #include <cstring>
 
 #include "broker/declare/declaration.h"
-#include "broker/index/file_times.h"
 #include "broker/index/index.h"
 #include "broker/io/read.h"
 #include "broker/source/text_scan.h"
@@ -53,7 +52,7 @@ LongLines FindLongLines(const Index& index, uint64_t max_bytes) {
   return found;
 }
 
-class TextLines final : public Source, public FileTimes {
+class TextLines final : public Source {
  public:
   TextLines(const TextLinesSource& spec, Index index)
       : max_bytes_(spec.max_bytes),

@@ -5,7 +5,6 @@
 
 #include "broker/declare/declaration.h"
 #include "broker/index/crc32c.h"
-#include "broker/index/file_times.h"
 #include "broker/index/index.h"
 #include "broker/io/read.h"
 #include "broker/source/example_features.h"
@@ -84,7 +83,7 @@ Status FindTfrecords(ScannedFile* file, RecordSink* records) {
 
 // ---- the source
 
-class Tfrecord final : public Source, public FileTimes {
+class Tfrecord final : public Source {
  public:
   Tfrecord(const RecordFeatures& features, Index index)
       : features_(features),

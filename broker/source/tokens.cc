@@ -7,7 +7,6 @@
 #include <limits>
 
 #include "broker/declare/declaration.h"
-#include "broker/index/file_times.h"
 #include "broker/index/fingerprint.h"
 #include "broker/io/read.h"
 #include "broker/source/concatenation.h"
@@ -115,7 +114,7 @@ StatusOr<FileTokens> FindTokens(const TokensSource& spec, const DataFile& file,
   return FileTokens{stored, spec.header_bytes, data / Of(stored).bytes};
 }
 
-class Tokens final : public Source, public FileTimes {
+class Tokens final : public Source {
  public:
   Tokens(const TokensSource& spec, DataFiles files, Stored stored)
       : files_(std::move(files)),

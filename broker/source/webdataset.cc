@@ -12,7 +12,6 @@
 #include <unordered_map>
 
 #include "broker/declare/declaration.h"
-#include "broker/index/file_times.h"
 #include "broker/index/index.h"
 #include "broker/io/read.h"
 #include "broker/source/npy_header.h"
@@ -313,7 +312,7 @@ Status AskFeaturesError(const FilePatterns& files, OpenProgress* progress) {
   return scan.ok() ? proposal.Error(file.path()) : scan.status();
 }
 
-class Webdataset final : public Source, public FileTimes {
+class Webdataset final : public Source {
  public:
   Webdataset(const WebdatasetSource& spec, Index index)
       : features_(spec.features),

@@ -6,7 +6,6 @@
 
 #include "broker/declare/declaration.h"
 #include "broker/declare/spec_path.h"
-#include "broker/index/file_times.h"
 #include "broker/index/fingerprint.h"
 #include "broker/plan/select.h"
 #include "broker/source/kept_records.h"
@@ -30,7 +29,7 @@ size_t RangesOf(const ReadRequest& request) {
   return request.kind == ReadRequest::Kind::kNone ? 0 : 1 + request.more.size();
 }
 
-class Zip final : public Source, public FileTimes {
+class Zip final : public Source {
  public:
   Zip(std::vector<ZippedPart> parts, RawSpec raw_spec)
       : parts_(std::move(parts)), raw_spec_(std::move(raw_spec)) {
@@ -196,7 +195,7 @@ class Zip final : public Source, public FileTimes {
     return all.Hex();
   }
   void AddTimes(Fingerprint* to) const override {
-    for (const ZippedPart& part : parts_) AddTimesOf(*part.source, to);
+    for (const ZippedPart& part : parts_) part.source->AddTimes(to);
   }
 
  private:
@@ -258,8 +257,8 @@ StatusOr<std::unique_ptr<Source>> ZipSource::Open(
   RawSpec raw_spec;
   for (size_t i = 0; i < parts.size(); ++i) {
     const std::string path = Format("zip.parts[{}]", i);
-    auto source = OpenSource(parts[i].source, progress, functions);
-    if (!source.ok()) return AtPath(path + ".source", source.status());
+    auto source = OpenPart(parts[i], path, progress, functions);
+    if (!source.ok()) return source.status();
     if ((*source)->wait_ns() > 0) {
       return InvalidArgumentError(
           "{}: is made by processes (python): zip datasets in Python", path);

@@ -1,11 +1,13 @@
 #include "broker/spec/dataset_spec.h"
 
+#include <algorithm>
 #include <limits>
 #include <nlohmann/json.hpp>
 
 #include "broker/declare/declaration.h"
 #include "broker/declare/spec_path.h"
 #include "broker/transform/draws.h"
+#include "common/quantity.h"
 
 namespace penstock {
 namespace {
@@ -18,6 +20,71 @@ constexpr uint64_t kStepsMax = uint64_t{1} << 40;
 constexpr uint32_t kPrefetchMax = 64;
 constexpr uint32_t kHoldMax = 64;
 constexpr size_t kShownBytesMax = 120;
+
+bool MixesRows(const TransformSpec& step) {
+  return std::holds_alternative<MixupOp>(step) ||
+         std::holds_alternative<CutmixOp>(step);
+}
+
+// The parts of the source; nullptr: it has none.
+const std::vector<PartSpec>* PartsOf(const SourceSpec& source) {
+  if (const auto* concat = std::get_if<ConcatSource>(&source)) {
+    return &concat->parts;
+  }
+  if (const auto* mix = std::get_if<MixSource>(&source)) return &mix->parts;
+  return nullptr;
+}
+
+// `map_by_part` and batch.by_part: there is one for each part.
+Status CheckParts(const YamlValue& root, const DatasetSpec& spec) {
+  const std::vector<PartSpec>* const parts = PartsOf(spec.source);
+  const auto check = [&](const YamlValue& value, size_t given,
+                         std::string_view what, std::string_view none) {
+    if (parts == nullptr) {
+      return value.Error(
+          "the source has no parts: leave it out, or use `mix`");
+    }
+    if (given == parts->size()) return OkStatus();
+    return value.Error(Format("{} for {}: give one for each{}",
+                              Counted(given, what),
+                              Counted(parts->size(), "part"), none));
+  };
+  if (!spec.map_by_part.empty()) {
+    const YamlValue value = root.Optional("map_by_part");
+    PENSTOCK_RETURN_IF_ERROR(check(value, spec.map_by_part.size(), "list",
+                                   ", [] for one without steps of its own"));
+    for (size_t i = 0; i < spec.map_by_part.size(); ++i) {
+      const auto& list = spec.map_by_part[i];
+      const auto mixes = std::find_if(list.begin(), list.end(), MixesRows);
+      if (mixes == list.end()) continue;
+      return value.Item(i)
+          .Item(static_cast<size_t>(mixes - list.begin()))
+          .Error("mixes rows of all parts: put it into `map`");
+    }
+  }
+  if (spec.batch.by_part.empty()) return OkStatus();
+  const YamlValue value = root.Required("batch").Required("by_part");
+  PENSTOCK_RETURN_IF_ERROR(check(value, spec.batch.by_part.size(), "size", ""));
+  const auto* const mix = std::get_if<MixSource>(&spec.source);
+  if (mix == nullptr) {
+    return value.Error(
+        "batches of one part each are taken in turn: use `mix` instead of "
+        "`concat`");
+  }
+  if (mix->block != 1) {
+    return value.Error("the mix has blocks: leave out mix.block");
+  }
+  if (!spec.select.empty()) {
+    return value.Error(
+        "`select` chooses rows of the mix, and a batch would lose some: put it "
+        "into the parts");
+  }
+  if (spec.shard == ShardPolicy::kFile || spec.shard == ShardPolicy::kOff) {
+    return value.Error(
+        "each batch is divided by rows: use `shard: data`, or leave it out");
+  }
+  return OkStatus();
+}
 
 // Rejects options that make no sense for a stream's rows.
 Status CheckStream(const YamlValue& root, const DatasetSpec& spec) {
@@ -36,13 +103,10 @@ Status CheckStream(const YamlValue& root, const DatasetSpec& spec) {
     return root.Optional("shard").Error(
         "a stream has no files: use `data`, which divides each batch by rows");
   }
-  for (const TransformSpec& step : spec.map) {
-    if (std::holds_alternative<MixupOp>(step) ||
-        std::holds_alternative<CutmixOp>(step)) {
-      return root.Optional("map").Error(
-          "rows of a stream cannot be made again, as mixup and cutmix may need "
-          "them: mix them where they are put, or in the trainer");
-    }
+  if (std::any_of(spec.map.begin(), spec.map.end(), MixesRows)) {
+    return root.Optional("map").Error(
+        "rows of a stream cannot be made again, as mixup and cutmix may need "
+        "them: mix them where they are put, or in the trainer");
   }
   if (spec.epochs != 1) {
     return root.Optional("epochs").Error(
@@ -85,27 +149,50 @@ Status CheckCache(const YamlValue& root, const DatasetSpec& spec) {
         "a dataset of Python may draw random numbers for each record: leave it "
         "out, and keep what it makes there");
   }
-  const size_t most = StepsToKeep(spec.map);
-  const uint64_t at =
-      (spec.cache ? spec.cache->at : spec.snapshot->at).value_or(most);
-  if (at <= most) return OkStatus();
-  const YamlValue at_value = value.Optional("at");
-  if (most == spec.map.size()) {
-    return at_value.Error(
-        Format("{} steps, and `map` has {}: use at most that", at, most));
+  for (size_t part = 0; part < MapsOf(spec); ++part) {
+    const std::vector<MapStep> steps = MapOf(spec, part);
+    const size_t own = steps.size() - spec.map.size();
+    const size_t most = StepsToKeep(steps);
+    const std::optional<uint64_t> at =
+        spec.cache ? spec.cache->at : spec.snapshot->at;
+    if (own + at.value_or(0) <= most) continue;
+    const YamlValue at_value = at ? value.Optional("at") : value;
+    if (most == steps.size()) {
+      return at_value.Error(
+          Format("{} steps, and `map` has {}: use at most that", *at,
+                 spec.map.size()));
+    }
+    const TransformSpec& step = *steps[most].op;
+    const std::string_view name = NameOf(step);
+    return at_value.Error(Format(
+        "{}.{} {}: {}put steps without random numbers before it",
+        steps[most].path, name,
+        !Draws(step) ? "puts channels first, which steps after it may not take"
+        : name == "python" || name == "plugin"
+            ? "is a function, which may draw random numbers, and what is kept "
+              "is the same each time"
+            : "draws random numbers, and what is kept is the same each time",
+        most < own ? "" : Format("use at most {}, or ", most - own)));
   }
-  const TransformSpec& step = spec.map[most];
-  const std::string_view name = NameOf(step);
-  return at_value.Error(Format(
-      "map[{}].{} {}: use at most {}, or put steps without random numbers "
-      "before it",
-      most, name,
-      !Draws(step) ? "puts channels first, which steps after it may not take"
-      : name == "python" || name == "plugin"
-          ? "is a function, which may draw random numbers, and what is kept is "
-            "the same each time"
-          : "draws random numbers, and what is kept is the same each time",
-      most));
+  return OkStatus();
+}
+
+ValueType<std::vector<TransformSpec>> Steps() {
+  return List(
+      OneKind<TransformSpec>(), 0, kMapOpsMax,
+      Format("a list of at most {} steps, such as [flip: {{}}]", kMapOpsMax));
+}
+
+// Left out where there are none: the JSON of older specs stays as it was.
+ValueType<std::vector<std::vector<TransformSpec>>> StepsByPart() {
+  auto lists = List(Steps(), 1, kSourcePartsMax,
+                    Format("a list of 1 to {} lists of steps, one for each "
+                           "part",
+                           kSourcePartsMax));
+  lists.write = [write = lists.write](const auto& value, Json* out) {
+    if (!value.empty()) write(value, out);
+  };
+  return lists;
 }
 
 ValueType<ShardPolicy> ShardPolicies() {
@@ -131,6 +218,7 @@ Status Finish(const YamlValue& root, DatasetSpec* spec) {
         "`file` shuffles the records of all files of a rank: leave out "
         "shuffle.window_files, or use `data`");
   }
+  PENSTOCK_RETURN_IF_ERROR(CheckParts(root, *spec));
   PENSTOCK_RETURN_IF_ERROR(CheckCache(root, *spec));
   return CheckStream(root, *spec);
 }
@@ -219,12 +307,12 @@ const Declaration<DatasetSpec>& DatasetSpec::Declared() {
               "seed", &DatasetSpec::seed,
               WholeNumber<uint64_t>(0, std::numeric_limits<uint64_t>::max()),
               "of augmentation; if there is a shuffle, by default its seed")
-          .Optional(
-              "map", &DatasetSpec::map,
-              List(OneKind<TransformSpec>(), 0, kMapOpsMax,
-                   Format("a list of at most {} steps, such as [flip: {{}}]",
-                          kMapOpsMax)),
-              "operations on each row, in this order")
+          .Optional("map", &DatasetSpec::map, Steps(),
+                    "operations on each row, in this order")
+          .Optional("map_by_part", &DatasetSpec::map_by_part, StepsByPart(),
+                    "of a mix or concat, operations on the rows of each part, "
+                    "before those of `map`: they make the same features of "
+                    "all; with batch.by_part their shapes may differ")
           .Optional("cache", &DatasetSpec::cache,
                     Maybe(MappingOf(CacheSpec::Declared())),
                     "keeps rows as the first steps of `map` have made them")
@@ -265,10 +353,38 @@ const Declaration<DatasetSpec>& DatasetSpec::Declared() {
   return declared;
 }
 
+size_t MapsOf(const DatasetSpec& spec) {
+  return std::max<size_t>(spec.map_by_part.size(), 1);
+}
+
+std::vector<MapStep> MapOf(const DatasetSpec& spec, size_t part) {
+  std::vector<MapStep> steps;
+  if (!spec.map_by_part.empty()) {
+    steps = StepsOf(spec.map_by_part[part], Format("map_by_part[{}]", part),
+                    (part + 1) * kMapOpsMax);
+  }
+  const std::vector<MapStep> of_all = StepsOf(spec.map);
+  steps.insert(steps.end(), of_all.begin(), of_all.end());
+  return steps;
+}
+
+size_t StepNumbers(const DatasetSpec& spec) {
+  return spec.map_by_part.empty() ? spec.map.size()
+                                  : (MapsOf(spec) + 1) * kMapOpsMax;
+}
+
 std::optional<size_t> KeptSteps(const DatasetSpec& spec) {
   if (!spec.cache && !spec.snapshot) return std::nullopt;
-  return (spec.cache ? spec.cache->at : spec.snapshot->at)
-      .value_or(StepsToKeep(spec.map));
+  if (const auto at = spec.cache ? spec.cache->at : spec.snapshot->at) {
+    return at;
+  }
+  size_t most = spec.map.size();
+  for (size_t part = 0; part < MapsOf(spec); ++part) {
+    const std::vector<MapStep> steps = MapOf(spec, part);
+    const size_t kept = StepsToKeep(steps);
+    most = std::min(most, kept - (steps.size() - spec.map.size()));
+  }
+  return most;
 }
 
 namespace {

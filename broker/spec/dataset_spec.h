@@ -39,6 +39,8 @@ struct DatasetSpec : PlanSpec {
   SourceSpec source;
   std::vector<SelectSpec> select;
   uint64_t seed = 0;  // of augmentation; default: shuffle's
+  // Of each part of the source; none: `map` alone. They come before `map`.
+  std::vector<std::vector<TransformSpec>> map_by_part;
   std::vector<TransformSpec> map;
   std::optional<CacheSpec> cache;  // this, or a snapshot
   std::optional<SnapshotSpec> snapshot;
@@ -63,7 +65,16 @@ StatusOr<DatasetSpec> ParseDatasetSpec(std::string_view text,
                                        const std::string& file,
                                        const std::string& base_dir);
 
-// The steps of `map` whose rows are kept; nullopt: none are.
+// How many lists of steps it has: one, or one for each part.
+size_t MapsOf(const DatasetSpec& spec);
+// The steps of the rows of a part (< MapsOf): its own, then those of `map`.
+// They point into the spec.
+std::vector<MapStep> MapOf(const DatasetSpec& spec, size_t part);
+// One more than the largest number of a step.
+size_t StepNumbers(const DatasetSpec& spec);
+
+// The steps of `map` whose rows are kept, after those of each part; nullopt:
+// none are.
 std::optional<size_t> KeptSteps(const DatasetSpec& spec);
 
 // Every field, defaults included, in a fixed order. Two specs describe the same

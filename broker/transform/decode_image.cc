@@ -23,9 +23,9 @@ Status CheckFits(const DecodeImageOp& op, uint32_t op_number,
     if (each.op != op_number) continue;
     if (each.size == size) return OkStatus();
     return DataLossError(
-        "a picture of {} x {} pixels, but another one of map[{}] has {} x {}; "
+        "a picture of {} x {} pixels, but another one of the step has {} x {}; "
         "a step crops and flips pictures of one size together",
-        size.width, size.height, op_number, each.size.width, each.size.height);
+        size.width, size.height, each.size.width, each.size.height);
   }
   scratch.decoded.push_back({op_number, size});
   return OkStatus();

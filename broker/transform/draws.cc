@@ -93,11 +93,15 @@ bool Draws(const TransformSpec& step) {
       step);
 }
 
-size_t StepsToKeep(const std::vector<TransformSpec>& map) {
-  const auto end = std::find_if(map.begin(), map.end(), Draws);
-  if (end == map.end()) return map.size();
-  return static_cast<size_t>(std::find_if(map.begin(), end, PutsChannelsFirst) -
-                             map.begin());
+size_t StepsToKeep(std::span<const MapStep> steps) {
+  const auto end =
+      std::find_if(steps.begin(), steps.end(),
+                   [](const MapStep& step) { return Draws(*step.op); });
+  if (end == steps.end()) return steps.size();
+  const auto last = std::find_if(steps.begin(), end, [](const MapStep& step) {
+    return PutsChannelsFirst(*step.op);
+  });
+  return static_cast<size_t>(last - steps.begin());
 }
 
 }  // namespace penstock

@@ -4,7 +4,7 @@
 #define BROKER_TRANSFORM_DRAWS_H_
 
 #include <cstddef>
-#include <vector>
+#include <span>
 
 #include "broker/transform/kinds.h"
 
@@ -17,7 +17,7 @@ bool Draws(const TransformSpec& step);
 // The steps at the beginning whose result can be kept, and the rest run later:
 // they draw none, and leave the channels of pictures last, as other steps want
 // them, unless they are all that there are.
-size_t StepsToKeep(const std::vector<TransformSpec>& map);
+size_t StepsToKeep(std::span<const MapStep> steps);
 
 }  // namespace penstock
 #endif  // BROKER_TRANSFORM_DRAWS_H_

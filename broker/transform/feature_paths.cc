@@ -315,30 +315,29 @@ std::unique_ptr<FeaturePaths::Scratch> FeaturePaths::MakeScratch() {
 }
 
 StatusOr<std::unique_ptr<FeaturePaths>> FeaturePaths::Compile(
-    std::span<const TransformSpec> ops, size_t first, const RawSpec& raw,
-    MapOpening* opening) {
+    std::span<const MapStep> steps, const RawSpec& raw, MapOpening* opening) {
   OpenProgress progress;
   MapOpening of_broker = {&progress};
   RowBuilder row(raw, opening != nullptr ? opening : &of_broker);
   Pairs pairs;
-  for (size_t i = 0; i < ops.size(); ++i) {
-    row.opening()->step = static_cast<uint32_t>(first + i);
+  for (const MapStep& step : steps) {
+    row.opening()->step = step.number;
     const Status status = std::visit(
         [&](const auto& op) -> Status {
           if constexpr (IsFunction<decltype(op)>) {
             return InternalError("it is of whole rows");
           } else {
-            return AddOp(op, static_cast<uint32_t>(first + i), &row, &pairs);
+            return AddOp(op, step.number, &row, &pairs);
           }
         },
-        ops[i]);
+        *step.op);
     if (!status.ok()) {
       const std::string& name = std::visit(
           [](const auto& op) -> const std::string& {
             return op.Declared().name();
           },
-          ops[i]);
-      return AtPath(Format("map[{}].{}", first + i, name), status);
+          *step.op);
+      return AtPath(step.path + "." + name, status);
     }
   }
   std::vector<RowBuilder::Action> actions;

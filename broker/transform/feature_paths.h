@@ -32,12 +32,12 @@ class FeaturePaths {
 
   virtual ~FeaturePaths() = default;
 
-  // ops contains no function; its first element is number `first` of the map.
-  // InvalidArgument names the op by its number, what it needs and what it found
+  // steps contains no function. InvalidArgument names the op by its path, what
+  // it needs and what it found
   // ("map[2].normalize: feature 'image' is encoded; put decode_image before
   // it"). opening: for ops that read files; nullptr: as the broker.
   static StatusOr<std::unique_ptr<FeaturePaths>> Compile(
-      std::span<const TransformSpec> ops, size_t first, const RawSpec& raw,
+      std::span<const MapStep> steps, const RawSpec& raw,
       MapOpening* opening = nullptr);
 
   // The output features, in input order unless an op says otherwise. Features

@@ -5,7 +5,12 @@
 #ifndef BROKER_TRANSFORM_KINDS_H_
 #define BROKER_TRANSFORM_KINDS_H_
 
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <string_view>
 #include <variant>
+#include <vector>
 
 #include "broker/transform/affine.h"
 #include "broker/transform/bucketize.h"
@@ -30,6 +35,7 @@
 #include "broker/transform/python_function.h"
 #include "broker/transform/rescale.h"
 #include "broker/transform/resize.h"
+#include "common/format.h"
 
 namespace penstock {
 
@@ -75,6 +81,24 @@ using TransformSpec = std::variant<  //
     CutmixOp,                        //
     PythonOp,                        //
     PluginOp>;
+
+// A step of the map of a row.
+struct MapStep {
+  const TransformSpec* op;
+  uint32_t number;   // keys its random numbers; unique in the spec
+  std::string path;  // in the spec, "map[2]"
+};
+// Of a list with this path, numbered from `first` on. They point into it.
+inline std::vector<MapStep> StepsOf(const std::vector<TransformSpec>& list,
+                                    std::string_view path = "map",
+                                    size_t first = 0) {
+  std::vector<MapStep> steps;
+  for (size_t i = 0; i < list.size(); ++i) {
+    steps.push_back({&list[i], static_cast<uint32_t>(first + i),
+                     Format("{}[{}]", path, i)});
+  }
+  return steps;
+}
 
 template <typename Op>
 concept IsFunction = requires(const Op& op) {

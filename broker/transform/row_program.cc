@@ -14,13 +14,15 @@ namespace {
 struct Section {
   std::unique_ptr<FeaturePaths> paths;
   std::unique_ptr<RowFunction> function;
-  uint64_t step = 0;  // the function's number in the map
+  uint32_t step = 0;  // the function's number
   // For messages.
+  std::string path;
   std::string kind;
   std::string name;
 };
 
 struct WorkerScratch : RowProgram::Scratch {
+  StepClock* clock = nullptr;
   std::unique_ptr<FeaturePaths::Scratch> paths = FeaturePaths::MakeScratch();
   std::vector<std::unique_ptr<RowFunction::Caller>> callers;  // by section
   std::vector<uint64_t> input_bytes;
@@ -30,9 +32,9 @@ struct WorkerScratch : RowProgram::Scratch {
   RawRecord record;
 };
 
-bool IsOfFeatures(const TransformSpec& op) {
+bool IsOfFeatures(const MapStep& step) {
   return std::visit(
-      [](const auto& each) { return !IsFunction<decltype(each)>; }, op);
+      [](const auto& each) { return !IsFunction<decltype(each)>; }, *step.op);
 }
 
 class CompiledRowProgram : public RowProgram {
@@ -62,9 +64,10 @@ class CompiledRowProgram : public RowProgram {
     return wait_ns;
   }
 
-  std::unique_ptr<Scratch> MakeScratch(Cancelled cancelled) const override {
+  std::unique_ptr<Scratch> MakeScratch(Cancelled cancelled,
+                                       StepClock* clock) const override {
     auto scratch = std::make_unique<WorkerScratch>();
-    scratch->paths->clock = &scratch->clock;
+    scratch->clock = scratch->paths->clock = clock;
     for (const Section& section : sections_) {
       if (!section.function) continue;
       scratch->callers.push_back(section.function->MakeCaller(cancelled));
@@ -150,19 +153,20 @@ class CompiledRowProgram : public RowProgram {
       PENSTOCK_RETURN_IF_ERROR(
           section.paths->Run(**row, key, *worker.paths, places));
       const auto part = static_cast<uint32_t>(kFirstStep + section.step);
-      const StepClock::In in(&worker.clock, part);
+      const StepClock::In in(worker.clock, part);
       called = caller.Call(key, section.step);
-      if (const auto own_ns = caller.own_ns(); own_ns && worker.clock.on()) {
-        worker.clock.Split(*own_ns, kHandingOver);
+      const auto own_ns = caller.own_ns();
+      if (own_ns && worker.clock != nullptr && worker.clock->on()) {
+        worker.clock->Split(*own_ns, kHandingOver);
       }
     }
     if (!called.ok()) {
       const Status& status = called.status();
       const bool died = status.code() == StatusCode::kUnavailable;
-      return Status(died ? StatusCode::kDataLoss : status.code(),
-                    Format("map[{}] {} {}: {}{}", section.step, section.kind,
-                           section.name, status.message(),
-                           died ? ", twice at this sample" : ""));
+      return Status(
+          died ? StatusCode::kDataLoss : status.code(),
+          Format("{} {} {}: {}{}", section.path, section.kind, section.name,
+                 status.message(), died ? ", twice at this sample" : ""));
     }
     *row = *called;
     return OkStatus();
@@ -197,15 +201,15 @@ StatusOr<std::unique_ptr<RowProgram>> RowProgram::Compile(
     const FunctionOptions& options) {
   OpenProgress progress;
   MapOpening opening = {&progress};
-  return Compile(map, raw, options, &opening);
+  return Compile(StepsOf(map), raw, options, &opening);
 }
 
 StatusOr<std::unique_ptr<RowProgram>> RowProgram::Compile(
-    const std::vector<TransformSpec>& map, const RawSpec& raw,
+    std::span<const MapStep> steps, const RawSpec& raw,
     const FunctionOptions& options, MapOpening* opening,
     std::optional<size_t> head_steps) {
-  if (map.size() >= kAugmentationOpsMax) {
-    return InvalidArgumentError("map has {} ops; at most {}", map.size(),
+  if (steps.size() >= kAugmentationOpsMax) {
+    return InvalidArgumentError("map has {} ops; at most {}", steps.size(),
                                 kAugmentationOpsMax);
   }
   std::vector<Section> sections;
@@ -218,40 +222,40 @@ StatusOr<std::unique_ptr<RowProgram>> RowProgram::Compile(
     MapOpening checked = {opening->progress};
     checked.fingerprint = opening->fingerprint;
     const auto all =
-        std::find_if_not(map.begin(), map.end(), IsOfFeatures) - map.begin();
+        std::find_if_not(steps.begin(), steps.end(), IsOfFeatures) -
+        steps.begin();
     PENSTOCK_RETURN_IF_ERROR(
-        FeaturePaths::Compile(std::span(map).first(static_cast<size_t>(all)), 0,
-                              in, &checked)
+        FeaturePaths::Compile(steps.first(static_cast<size_t>(all)), in,
+                              &checked)
             .status());
     PENSTOCK_ASSIGN_OR_RETURN(
-        head,
-        FeaturePaths::Compile(std::span(map).first(first), 0, in, opening));
+        head, FeaturePaths::Compile(steps.first(first), in, opening));
     in = head->out();
   }
   const RawSpec head_spec = in;
   const size_t head_files = opening->files.size();
   for (size_t begin = first;;) {
     size_t end = begin;
-    while (end < map.size() && IsOfFeatures(map[end])) {
+    while (end < steps.size() && IsOfFeatures(steps[end])) {
       ++end;
     }
     Section& section = sections.emplace_back();
     PENSTOCK_ASSIGN_OR_RETURN(
         section.paths,
-        FeaturePaths::Compile(std::span(map).subspan(begin, end - begin), begin,
-                              in, opening));
-    if (end == map.size()) break;
+        FeaturePaths::Compile(steps.subspan(begin, end - begin), in, opening));
+    if (end == steps.size()) break;
+    section.step = steps[end].number;
+    section.path = steps[end].path;
     if (sections.size() > kFunctionsMax) {
-      return InvalidArgumentError("map[{}]: at most {} functions", end,
+      return InvalidArgumentError("{}: at most {} functions", section.path,
                                   kFunctionsMax);
     }
     if (section.paths->mixes_pairs()) {
       return InvalidArgumentError(
-          "map[{}]: a function of rows that are mixed already: put it before "
-          "mixup and cutmix",
-          end);
+          "{}: a function of rows that are mixed already: put it before mixup "
+          "and cutmix",
+          section.path);
     }
-    section.step = end;
     StatusOr<std::unique_ptr<RowFunction>> function = std::visit(
         [&](const auto& op) -> StatusOr<std::unique_ptr<RowFunction>> {
           if constexpr (IsFunction<decltype(op)>) {
@@ -264,11 +268,11 @@ StatusOr<std::unique_ptr<RowProgram>> RowProgram::Compile(
             return InternalError("it is of features");
           }
         },
-        map[end]);
+        *steps[end].op);
     if (!function.ok()) {
       return function.status()
           .Prepend(section.name)
-          .Prepend(Format("map[{}].{}", end, section.kind));
+          .Prepend(section.path + "." + section.kind);
     }
     section.function = *std::move(function);
     in.clear();

@@ -31,20 +31,19 @@ class RowProgram {
   class Scratch {
    public:
     virtual ~Scratch() = default;
-    StepClock clock;
   };
 
   virtual ~RowProgram() = default;
 
   // Checks the list against the source's features. InvalidArgument names the op
-  // by its number, what it needs and what it found ("map[2].normalize: feature
+  // by its path, what it needs and what it found ("map[2].normalize: feature
   // 'image' is encoded; put decode_image before it"). Loads the functions it
   // names, which may take as long as their import. Reads files as the opening
   // says, by default as the broker.
   // head: this many steps, of which none draws random numbers (draws.h), can be
   // run alone, and the rest later (broker/cache/).
   static StatusOr<std::unique_ptr<RowProgram>> Compile(
-      const std::vector<TransformSpec>& map, const RawSpec& raw,
+      std::span<const MapStep> steps, const RawSpec& raw,
       const FunctionOptions& functions, MapOpening* opening,
       std::optional<size_t> head = std::nullopt);
   static StatusOr<std::unique_ptr<RowProgram>> Compile(
@@ -65,7 +64,9 @@ class RowProgram {
   virtual uint64_t wait_ns() const = 0;
 
   // cancelled is called now and then while Run waits for another process.
-  virtual std::unique_ptr<Scratch> MakeScratch(Cancelled cancelled) const = 0;
+  // clock: that of the worker, which outlives it; nullptr: nobody measures.
+  virtual std::unique_ptr<Scratch> MakeScratch(
+      Cancelled cancelled, StepClock* clock = nullptr) const = 0;
 
   // Writes row features to out[i], element_spec()[i].RowBytes() bytes each,
   // aligned at least to the dtype. DataLoss with the reason: the record is bad

@@ -72,7 +72,8 @@ struct JobReads {
 // A worker's state of a job.
 struct WorkerJob {
   std::weak_ptr<Job> job;
-  std::unique_ptr<RowProgram::Scratch> scratch;
+  StepClock clock;
+  std::vector<std::unique_ptr<RowProgram::Scratch>> scratch;  // by program
   std::unique_ptr<Source::Maker> maker;  // of records that a process makes
   Shuffles shuffles;
   CacheScratch cache;

@@ -10,7 +10,7 @@ namespace penstock {
 
 WorkerJob& Claims::Keep(const std::shared_ptr<Job>& job) {
   WorkerJob& kept = (*jobs_)[job.get()];
-  if (kept.scratch != nullptr && kept.job.lock() == job) return kept;
+  if (!kept.scratch.empty() && kept.job.lock() == job) return kept;
   // Also drops ended jobs. An awaited read keeps its job, so ended jobs have
   // none.
   for (auto it = jobs_->begin(); it != jobs_->end();) {
@@ -26,7 +26,10 @@ WorkerJob& Claims::Keep(const std::shared_ptr<Job>& job) {
   const Cancelled cancelled = [this, job = job.get()] {
     return job->Cancelled() || pool_->stopping();
   };
-  kept.scratch = job->dataset().program->MakeScratch(cancelled);
+  kept.scratch.clear();
+  for (const auto& program : job->dataset().programs) {
+    kept.scratch.push_back(program->MakeScratch(cancelled, &kept.clock));
+  }
   kept.maker = job->dataset().source->MakeMaker(cancelled);
   kept.shuffles = Shuffles();
   kept.dataset_hash =
@@ -69,7 +72,8 @@ bool Claims::ClaimMore() {
   rows->rows.resize(count);
   rows->claim.plan->Rows(batch.epoch, batch.first_row + rows->claim.begin,
                          count, &rows->kept->shuffles, rows->rows.data());
-  const ElementSpec& element = rows->job->dataset().program->element_spec();
+  const ElementSpec& element =
+      rows->job->dataset().element_spec(rows->claim.batch->rows.part);
   rows->columns.reserve(element.size());
   for (size_t i = 0; i < element.size(); ++i) {
     const uint64_t row_bytes = element[i].RowBytes();

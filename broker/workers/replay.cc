@@ -24,11 +24,20 @@ class RowMaker {
       : dataset_(dataset),
         seed_(seed),
         reader_(std::move(reader)),
-        scratch_(dataset.program->MakeScratch({})),
         maker_(dataset.source->MakeMaker({})) {
-    for (const Feature& feature : dataset.program->element_spec()) {
-      features_.emplace_back(feature.RowBytes());
-      partner_.emplace_back(feature.RowBytes());
+    for (const auto& program : dataset.programs) {
+      scratch_.push_back(program->MakeScratch({}));
+    }
+  }
+
+  // The rows that follow are of batches of this part of the source.
+  void SetPart(std::optional<uint32_t> part) {
+    element_ = &dataset_.element_spec(part);
+    for (auto* const row : {&features_, &partner_}) {
+      row->resize(element_->size());
+      for (size_t i = 0; i < element_->size(); ++i) {
+        (*row)[i].resize((*element_)[i].RowBytes());
+      }
     }
     Aim();
   }
@@ -60,7 +69,7 @@ class RowMaker {
     std::vector<std::byte*> partner;
     for (std::vector<std::byte>& each : partner_)
       partner.push_back(each.data());
-    dataset_.program->MixPair(pair, out_, partner);
+    dataset_.programs[program_]->MixPair(pair, out_, partner);
   }
 
   uint32_t Crc32() const {
@@ -83,7 +92,9 @@ class RowMaker {
     PENSTOCK_RETURN_IF_ERROR(
         maker_ ? maker_->Make(seed_, {record, pass}, &raw_)
                : dataset_.source->Unpack(record, read, &unpacked_, &raw_));
-    return dataset_.program->Run(raw_, {seed_, pass, record}, *scratch_, out_);
+    program_ = dataset_.ProgramOf(record);
+    return dataset_.programs[program_]->Run(raw_, {seed_, pass, record},
+                                            *scratch_[program_], out_);
   }
 
   void Aim() {
@@ -94,8 +105,10 @@ class RowMaker {
   const Dataset& dataset_;
   const uint64_t seed_;
   const std::unique_ptr<StorageReader> reader_;
-  std::unique_ptr<RowProgram::Scratch> scratch_;
+  std::vector<std::unique_ptr<RowProgram::Scratch>> scratch_;  // by program
   std::unique_ptr<Source::Maker> maker_;
+  size_t program_ = 0;  // of the row made last
+  const ElementSpec* element_ = nullptr;
   std::vector<std::vector<std::byte>> features_;
   std::vector<std::vector<std::byte>> partner_;
   std::vector<std::byte*> out_;  // to features_
@@ -162,6 +175,7 @@ Status Replay(const DatasetSpec& spec, const FunctionOptions& functions,
     for (uint32_t rank = 0; rank < options.world_size; ++rank) {
       const Plan::RankBatch share =
           plan.RankBatchOf(step, all_to_all ? 0 : rank);
+      maker.SetPart(share.part);
       rows.resize(share.rows);
       plan.Rows(share.epoch, share.first_row, share.rows, &shuffles,
                 rows.data());
@@ -179,7 +193,7 @@ Status Replay(const DatasetSpec& spec, const FunctionOptions& functions,
       for (uint64_t i = 0; i < share.rows; ++i) {
         const uint64_t place = share.first_row + i;
         std::optional<uint64_t> partner;
-        if (dataset->program->mixes_pairs()) {
+        if (dataset->mixes_pairs()) {
           partner =
               PartnerOf(place, plan.rows_per_epoch(), spec.seed, share.epoch);
         }

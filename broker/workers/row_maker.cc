@@ -76,7 +76,10 @@ Status RowMaker::Run(ClaimedRows& rows, const AugmentationKey& key,
   const Dataset& dataset = rows.job->dataset();
   RowCache* const cache = dataset.cache.get();
   Job::Counters& counters = rows.job->counters();
-  RowProgram::Scratch& scratch = *rows.kept->scratch;
+  const size_t number = dataset.ProgramOf(key.sample);
+  const RowProgram& program = *dataset.programs[number];
+  RowProgram::Scratch& scratch = *rows.kept->scratch[number];
+  StepClock* const clock = &rows.kept->clock;
   // The program's allowed wait for other processes does not count as the
   // sample's time.
   const SampleQuarantine::Mark mark(
@@ -84,7 +87,7 @@ Status RowMaker::Run(ClaimedRows& rows, const AugmentationKey& key,
       rows.job_number, pool_->now_ns() + dataset.wait_ns());
   PENSTOCK_RETURN_IF_ERROR(mark.status());
   if (kept) {
-    const StepClock::In in(&scratch.clock, kUnpacking);
+    const StepClock::In in(clock, kUnpacking);
     const Status status =
         cache->Unpack(key.sample, read.bytes, &rows.kept->cache, &kept_);
     if (!status.ok()) {
@@ -94,27 +97,26 @@ Status RowMaker::Run(ClaimedRows& rows, const AugmentationKey& key,
     }
   }
   const auto get = [&] {
-    const StepClock::In in(&scratch.clock, kUnpacking);
+    const StepClock::In in(clock, kUnpacking);
     return cache->Get(key.sample, &kept_);
   };
   if (kept || (cache != nullptr && get())) {
     Count(counters.cache_hits, 1);
-    return dataset.program->RunRest(kept_, key, scratch, out_);
+    return program.RunRest(kept_, key, scratch, out_);
   }
   {
-    const StepClock::In in(&scratch.clock, kUnpacking);
+    const StepClock::In in(clock, kUnpacking);
     PENSTOCK_RETURN_IF_ERROR(
         rows.kept->maker
             ? rows.kept->maker->Make(key.seed, {key.sample, key.epoch}, &raw_)
             : dataset.source->Unpack(key.sample, read, &unpack_scratch_,
                                      &raw_));
   }
-  if (cache == nullptr) return dataset.program->Run(raw_, key, scratch, out_);
+  if (cache == nullptr) return program.Run(raw_, key, scratch, out_);
   Count(counters.cache_misses, 1);
-  PENSTOCK_RETURN_IF_ERROR(
-      dataset.program->RunHead(raw_, scratch, out_, &kept_));
+  PENSTOCK_RETURN_IF_ERROR(program.RunHead(raw_, scratch, out_, &kept_));
   *by = MadeBy::kHead;
-  return dataset.program->RunRest(kept_, key, scratch, out_);
+  return program.RunRest(kept_, key, scratch, out_);
 }
 
 // Outside of the mark: it may wait for a disk, for which no sample is to blame.
@@ -150,10 +152,11 @@ StatusOr<uint64_t> RowMaker::MakePiece(ClaimedRows& rows, uint64_t index) {
   const uint64_t count = first + piece->rows - index;
   const Dataset& dataset = rows.job->dataset();
   const RawSpec& features = dataset.source->raw_spec();
+  const RowProgram& program = *dataset.programs[0];  // a stream has no parts
   stream_scratch_.resize(std::max(stream_scratch_.size(), features.size()));
   for (size_t i = 0; i < features.size(); ++i) {
     std::byte* out = nullptr;
-    if (dataset.program->Copies(i)) {
+    if (program.Copies(i)) {
       out = rows.Place(index, i);
     } else {
       stream_scratch_[i].resize(count * features[i].feature.RowBytes());
@@ -166,7 +169,7 @@ StatusOr<uint64_t> RowMaker::MakePiece(ClaimedRows& rows, uint64_t index) {
     Aim(rows, row);
     for (size_t i = 0; i < features.size(); ++i) {
       const uint64_t bytes = features[i].feature.RowBytes();
-      raw_[i] = {dataset.program->Copies(i)
+      raw_[i] = {program.Copies(i)
                      ? out_[i]
                      : stream_scratch_[i].data() + (row - index) * bytes,
                  bytes};
@@ -178,8 +181,7 @@ StatusOr<uint64_t> RowMaker::MakePiece(ClaimedRows& rows, uint64_t index) {
         pool_->samples(), thread_index_, {rows.kept->dataset_hash, record},
         rows.job_number, pool_->now_ns() + dataset.wait_ns());
     PENSTOCK_RETURN_IF_ERROR(mark.status());
-    const Status status =
-        dataset.program->Run(raw_, key, *rows.kept->scratch, out_);
+    const Status status = program.Run(raw_, key, *rows.kept->scratch[0], out_);
     if (!status.ok()) {
       return status.Prepend(Format("dataset '{}': row {} of its producers",
                                    rows.job->key().dataset, record));
@@ -276,8 +278,8 @@ std::optional<uint64_t> RowMaker::Substitute(ClaimedRows& rows,
 // ---- pairs
 
 void RowMaker::MixPairs(ClaimedRows& rows) {
-  const RowProgram& program = *rows.job->dataset().program;
-  if (!program.mixes_pairs() || rows.cut_off || rows.job->Cancelled()) return;
+  const Dataset& dataset = rows.job->dataset();
+  if (!dataset.mixes_pairs() || rows.cut_off || rows.job->Cancelled()) return;
   const Plan::RankBatch& batch = rows.claim.batch->rows;
   const uint64_t seed = rows.job->options().spec.seed;
   const uint64_t end = rows.job->plan().rows_per_epoch();
@@ -309,16 +311,19 @@ void RowMaker::MixPairs(ClaimedRows& rows) {
       out.push_back(rows.Place(index, i));
     }
     // Of the last step of `map`, if several mix pairs.
-    const StepClock::In in(&rows.kept->scratch->clock,
-                           static_cast<uint32_t>(rows.job->parts() - 1));
-    program.MixPair(key, out, out_);
+    const auto part = static_cast<uint32_t>(
+        kFirstStep + rows.job->options().spec.map.size() - 1);
+    const StepClock::In in(&rows.kept->clock, part);
+    const size_t number = dataset.ProgramOf(rows.rows[index].record);
+    dataset.programs[number]->MixPair(key, out, out_);
   }
 }
 
 // Into memory of its own. An error: on_error leaves it out; or the job is over.
 Status RowMaker::MakePartner(ClaimedRows& rows, uint64_t row_of_epoch) {
   Job& job = *rows.job;
-  const ElementSpec& element = job.dataset().program->element_spec();
+  const ElementSpec& element =
+      job.dataset().element_spec(rows.claim.batch->rows.part);
   partner_.resize(std::max(partner_.size(), element.size()));
   out_.resize(element.size());
   for (size_t i = 0; i < element.size(); ++i) {

@@ -123,7 +123,7 @@ uint64_t Worker::MakeCached(ClaimedRows& rows, uint64_t begin_ns) {
   uint64_t index = 0;
   ReadBytes read;
   bool kept = false;
-  StepClock* const clock = &rows.kept->scratch->clock;
+  StepClock* const clock = &rows.kept->clock;
   const auto read_next = [&] {
     const StepClock::In in(clock, kReading);
     return cached_.Next(&index, &read, &kept);
@@ -140,7 +140,7 @@ uint64_t Worker::MakeCached(ClaimedRows& rows, uint64_t begin_ns) {
 uint64_t Worker::Begin(const ClaimedRows& rows) {
   const uint64_t now_ns = NowNs();
   if (rows.job->measured()) {
-    rows.kept->scratch->clock.Start(rows.job->parts(), now_ns);
+    rows.kept->clock.Start(rows.job->parts(), now_ns);
   }
   return now_ns;
 }
@@ -156,7 +156,7 @@ void Worker::Made(ClaimedRows& rows, uint64_t count, uint64_t begin_ns) {
         seat_.job == 0 ? TraceActivity::kMake : TraceActivity::kFunction,
         seat_.thread_index, &rows.job->key(), count, begin_ns, end_ns);
   }
-  if (StepClock& clock = rows.kept->scratch->clock; clock.on()) {
+  if (StepClock& clock = rows.kept->clock; clock.on()) {
     rows.job->CountParts(clock.Stop(end_ns), count);
   }
   rows.Finish(count);

@@ -280,9 +280,7 @@ uint32_t WorkerReads::PinOf(const ClaimedRows& rows, size_t feature) {
   std::optional<uint32_t>& pin = job.pins[rows.claim.slot];
   if (!pin) {
     const Segment& segment = rows.job->segment();
-    const ElementSpec& element = rows.job->dataset().program->element_spec();
-    const uint64_t bytes =
-        segment.plan().rows_max * element[feature].RowBytes();
+    const uint64_t bytes = segment.plan().FeatureBytes(feature);
     pin = groups_[current_].reader->Pin(
         {segment.feature(rows.claim.slot, feature), bytes});
     if (*pin != kNotPinned) {

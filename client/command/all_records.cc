@@ -69,7 +69,7 @@ StatusOr<Json> TakeAllRecords(
       code != PENSTOCK_OK) {
     return LibraryError(code);
   }
-  begin(FeaturesOf(reader));
+  begin(FeaturesOf(reader, nullptr));
   ProgressBar bar(all.label, "rows");
   int code = PENSTOCK_OK;
   uint64_t rows = 0;

@@ -97,6 +97,11 @@ StatusOr<Json> SpecToAnalyze(const Json& spec, uint64_t batch_rows) {
     return FailedPreconditionError(
         "it is a stream, which has no rows but those that producers put");
   }
+  if (spec.contains("map_by_part")) {
+    return FailedPreconditionError(
+        "its parts have steps of their own (map_by_part): analyze each part, "
+        "by a spec of its own");
+  }
   Json made = spec;
   Steps steps;
   for (const Json& each : spec.at("map")) {

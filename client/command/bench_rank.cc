@@ -52,12 +52,7 @@ class Drain {
     if (penstock_attach(&options, &reader_) != PENSTOCK_OK) {
       return Fail(penstock_error());
     }
-    features_.resize(penstock_feature_count(reader_));
-    for (uint32_t i = 0; i < features_.size(); ++i) {
-      if (penstock_feature_at(reader_, i, &features_[i]) != PENSTOCK_OK) {
-        return Fail(penstock_error());
-      }
-    }
+    features_ = penstock_feature_count(reader_);
     Report(RankReport::kAttached);
     if (!DrainAll() || !FlushRecords()) return false;
     Report(RankReport::kDone);
@@ -120,8 +115,10 @@ class Drain {
 
   uint32_t RowChecksum(const penstock_batch* batch, uint64_t row) {
     uLong crc = crc32_z(0, nullptr, 0);
-    for (uint32_t f = 0; f < features_.size(); ++f) {
-      const uint64_t bytes = features_[f].row_bytes;
+    for (uint32_t f = 0; f < features_; ++f) {
+      penstock_feature feature;
+      penstock_batch_feature(batch, f, &feature);
+      const uint64_t bytes = feature.row_bytes;
       const Bytef* data =
           static_cast<const Bytef*>(penstock_batch_data(batch, f));
       crc = crc32_z(crc, data + row * bytes, bytes);
@@ -158,7 +155,7 @@ class Drain {
 
   const RankTask& task_;
   penstock_reader* reader_ = nullptr;
-  std::vector<penstock_feature> features_;
+  uint32_t features_ = 0;
   std::vector<RowRecord> records_;
   RankReport report_{};
   Clock::time_point next_report_ = Clock::now();
@@ -166,14 +163,15 @@ class Drain {
 
 }  // namespace
 
-void TouchBatch(const std::vector<penstock_feature>& features,
-                const penstock_batch* batch) {
+void TouchBatch(uint32_t features, const penstock_batch* batch) {
   const uint64_t rows = penstock_batch_rows(batch);
   uint8_t sum = 0;
-  for (uint32_t f = 0; f < features.size(); ++f) {
+  for (uint32_t f = 0; f < features; ++f) {
+    penstock_feature feature;
+    penstock_batch_feature(batch, f, &feature);
     const uint8_t* data =
         static_cast<const uint8_t*>(penstock_batch_data(batch, f));
-    const uint64_t bytes = rows * features[f].row_bytes;
+    const uint64_t bytes = rows * feature.row_bytes;
     for (uint64_t at = 0; at < bytes; at += kCacheLineBytes) sum ^= data[at];
   }
   // Keeps the compiler from dropping the reads.

@@ -13,9 +13,8 @@
 namespace penstock {
 
 // Reads every cache line of the batch into this core, as any trainer does at
-// least. features: of its reader.
-void TouchBatch(const std::vector<penstock_feature>& features,
-                const penstock_batch* batch);
+// least. features: how many its reader has.
+void TouchBatch(uint32_t features, const penstock_batch* batch);
 
 // A rank's report to the parent, through a pipe shared by all ranks: totals so
 // far, not differences.

@@ -55,7 +55,12 @@ struct TriedRow {
 std::optional<TriedRow> TryRow(PrivateBroker* broker,
                                const DatasetIndex& index) {
   auto spec = nlohmann::ordered_json::parse(index.text);
-  spec["batch"] = {{"size", 1}};
+  auto& by_part = spec["batch"]["by_part"];
+  if (by_part.is_null()) {
+    spec["batch"] = {{"size", 1}};
+  } else {
+    std::fill(by_part.begin(), by_part.end(), 1);
+  }
   spec["epochs"] = spec["steps_per_epoch"] = 1;
   spec["prefetch"] = spec["hold"] = 1;
   // A job fails when all of its rows are skipped.

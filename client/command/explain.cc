@@ -449,9 +449,13 @@ PartTimes PartsBetween(const nlohmann::json& before,
     const double seconds =
         NumberField(last[i], "seconds").value_or(0) -
         (i < first.size() ? NumberField(first[i], "seconds").value_or(0) : 0);
+    // Parts may have steps of the same names.
+    const std::string path = TextField(last[i], "path");
+    const std::string of_part =
+        path.starts_with("map_by_part") ? path + "." : "";
     between.parts.push_back(
         {TextField(last[i], "part"), CountField(last[i], "step"),
-         TextField(last[i], "name"),
+         of_part + TextField(last[i], "name"),
          std::max(0.0, seconds) / static_cast<double>(between.rows)});
   }
   return between;

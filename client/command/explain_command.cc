@@ -112,10 +112,6 @@ class Run {
         code != PENSTOCK_OK) {
       return Status(static_cast<StatusCode>(-code), penstock_error());
     }
-    features_.resize(penstock_feature_count(reader_));
-    for (uint32_t i = 0; i < features_.size(); ++i) {
-      penstock_feature_at(reader_, i, &features_[i]);
-    }
     std::thread taker([this] { TakeAll(); });
     const StatusOr<Json> measured = Watch();
     // Ends its wait for a batch.
@@ -143,7 +139,7 @@ class Run {
       }
       penstock_stats stats{};
       penstock_get_stats(reader_, &stats);
-      TouchBatch(features_, batch);
+      TouchBatch(penstock_feature_count(reader_), batch);
       const uint64_t rows = penstock_batch_valid_rows(batch);
       penstock_release(batch);
       // Without its waits.
@@ -220,7 +216,6 @@ class Run {
 
   const RunTask& task_;
   penstock_reader* reader_ = nullptr;
-  std::vector<penstock_feature> features_;
   std::atomic<bool> first_{false};
   std::atomic<bool> ended_{false};
   // Read once the job has stopped, or where a little less is no harm.
@@ -342,9 +337,13 @@ Status MeasureStorage(PrivateBroker& broker, const ExplainOptions& options,
 
 bool HasProcesses(const Json& spec) {
   if (spec.contains("source") && spec["source"].contains("python")) return true;
-  if (!spec.contains("map")) return false;
-  return std::any_of(spec["map"].begin(), spec["map"].end(),
-                     [](const Json& op) { return op.contains("python"); });
+  const auto has = [](const Json& steps) {
+    return std::any_of(steps.begin(), steps.end(),
+                       [](const Json& op) { return op.contains("python"); });
+  };
+  const Json by_part = spec.value("map_by_part", Json::array());
+  return has(spec.value("map", Json::array())) ||
+         std::any_of(by_part.begin(), by_part.end(), has);
 }
 
 // The clock counts too: a worker that is busy all the time makes so many rows.

@@ -65,6 +65,17 @@ StatusOr<Json> SpecToFilter(const Json& spec, const FilterOptions& options,
     return InvalidArgumentError("--steps {}: its `map` has {}", options.steps,
                                 Counted(steps.size(), "step", "steps"));
   }
+  const Json by_part = spec.value("map_by_part", Json::array());
+  for (size_t part = 0; part < by_part.size(); ++part) {
+    for (size_t i = 0; i < by_part[part].size(); ++i) {
+      const auto step = by_part[part][i].begin();
+      if (IsAlwaysTheSame(step.key(), step.value())) continue;
+      return FailedPreconditionError(
+          "map_by_part[{}][{}].{}: is random, and each record is judged once: "
+          "filter the part by a spec of its own",
+          part, i, step.key());
+    }
+  }
   Json map = Json::array();
   for (uint64_t i = 0; i < options.steps; ++i) {
     const std::string& name = steps[i].begin().key();
@@ -213,7 +224,9 @@ StatusOr<int> Filter(const FilterOptions& options) {
   header.function = options.function;
   const std::string code = CodeOf(options.function);
   if (!code.empty()) {
-    header.predicate = PredicateDigest(code + of_one["map"].dump());
+    std::string steps = of_one["map"].dump();
+    if (of_one.contains("map_by_part")) steps += of_one["map_by_part"].dump();
+    header.predicate = PredicateDigest(code + steps);
   }
   KeptRecordsHeader there;
   if (!options.force && !code.empty() &&

@@ -14,11 +14,16 @@
 
 namespace penstock {
 
-ElementSpec FeaturesOf(penstock_reader* reader) {
+ElementSpec FeaturesOf(const penstock_reader* reader,
+                       const penstock_batch* batch) {
   ElementSpec features;
   for (uint32_t i = 0; i < penstock_feature_count(reader); ++i) {
     penstock_feature feature;
-    penstock_feature_at(reader, i, &feature);
+    if (batch == nullptr) {
+      penstock_feature_at(reader, i, &feature);
+    } else {
+      penstock_batch_feature(batch, i, &feature);
+    }
     features.push_back({feature.name,
                         static_cast<DType>(feature.dtype),
                         {feature.shape, feature.shape + feature.dimensions}});
@@ -55,7 +60,7 @@ StatusOr<std::string> Take(const std::string& socket, const FirstBatchJob& job,
   if (code == PENSTOCK_OK) {
     // Read the memory by the library's description of the features, which is of
     // this mapping, not by the broker's earlier answer.
-    result = use(FeaturesOf(reader), batch);
+    result = use(FeaturesOf(reader, batch), batch);
     penstock_release(batch);
   } else if (code < 0) {
     result = error(code);

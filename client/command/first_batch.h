@@ -24,8 +24,10 @@ struct FirstBatchJob {
   std::string state;  // "": from the beginning
 };
 
-// Of a row, as the library describes it.
-ElementSpec FeaturesOf(penstock_reader* reader);
+// Of a row of the batch, as the library describes it; batch: nullptr: of all,
+// with kAnySize where they differ.
+ElementSpec FeaturesOf(const penstock_reader* reader,
+                       const penstock_batch* batch);
 
 // Runs `take` in a forked process, and tends the broker meanwhile. Errors:
 // take's; Cancelled after a signal. penstockd is restarted when it dies.

@@ -31,7 +31,8 @@ struct Rows {
   uint64_t first = 0;
   uint64_t count = 0;
 
-  // Of an epoch that has just begun, the first that come.
+  // Of an epoch that has just begun, and with batches of parts, those that come
+  // next.
   static StatusOr<Rows> Before(const Json& state, const Json& spec,
                                uint64_t world_size) {
     const auto epoch = CountField(state, "epoch");
@@ -39,9 +40,12 @@ struct Rows {
     const Json& batch = FieldOf(spec, "batch");
     const auto size = CountField(batch, "size");
     const auto per_rank = CountField(batch, "per_rank");
-    if (!epoch || !row || (!size && !per_rank)) {
+    const bool by_part = batch.contains("by_part");
+    if (!epoch || !row || (!size && !per_rank && !by_part)) {
       return InternalError("the broker's answer does not follow the protocol");
     }
+    // The batch before has a size that only the plan knows.
+    if (by_part) return Rows{*epoch, *row, kBatchRowsShown};
     const uint64_t all = size ? *size : *per_rank * world_size;
     return Rows{*epoch, *row - std::min(*row, all),
                 std::clamp<uint64_t>(all, 1, kBatchRowsShown)};
@@ -105,7 +109,9 @@ StatusOr<Json> LastBatch(const std::string& socket, const BatchOfJob& job) {
   state["row"] = rows.first;
   state["owed"] = Json::array();
   state["delivery"] = "split";
-  spec["batch"] = {{"size", rows.count}};
+  if (!spec["batch"].contains("by_part")) {
+    spec["batch"] = {{"size", rows.count}};
+  }
   spec["prefetch"] = 1;
   spec["hold"] = 1;
   spec.erase("steps_per_epoch");

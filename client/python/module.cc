@@ -20,6 +20,7 @@
 #include <cstring>
 #include <exception>
 #include <iterator>
+#include <map>
 #include <memory>
 #include <new>
 #include <stdexcept>
@@ -114,7 +115,7 @@ PyObject* ToPython(const char* text) {
 }
 PyObject* ToPython(const std::string& text) { return ToPython(text.c_str()); }
 PyObject* ToPython(bool value) { return PyBool_FromLong(value ? 1 : 0); }
-PyObject* ToPython(int value) { return PyLong_FromLong(value); }
+PyObject* ToPython(int32_t value) { return PyLong_FromLong(value); }
 PyObject* ToPython(uint64_t value) {
   return PyLong_FromUnsignedLongLong(value);
 }
@@ -222,6 +223,18 @@ struct Feature {
   const DType* dtype;
   std::vector<int64_t> shape;  // of one row
 };
+
+// A tuple; None where batches differ.
+Object ShapeOf(const Feature& feature) {
+  Object shape(PyTuple_New(static_cast<Py_ssize_t>(feature.shape.size())));
+  for (size_t i = 0; i < feature.shape.size(); ++i) {
+    const int64_t size = feature.shape[i];
+    PyTuple_SetItem(
+        shape.get(), static_cast<Py_ssize_t>(i),
+        size < 0 ? None() : Object(PyLong_FromLongLong(size)).release());
+  }
+  return shape;
+}
 
 const DType* DTypeOf(uint32_t dtype) {
   if (dtype == 0 || dtype >= std::size(kDTypes)) {
@@ -627,7 +640,7 @@ class Reader {
       CheckCall(code);
       if (code == PENSTOCK_END_OF_EPOCH) return None();
       if (code == PENSTOCK_END_OF_DATA) return ToPython(false);
-      return New(g_batch_type, std::make_unique<Batch>(batch, r.spec_));
+      return New(g_batch_type, std::make_unique<Batch>(batch, r.SpecOf(batch)));
     });
   }
 
@@ -702,15 +715,9 @@ class Reader {
     return Entry([&] {
       Object list(PyList_New(0));
       for (const Feature& feature : *Of<Reader>(self).spec_) {
-        Object shape(
-            PyTuple_New(static_cast<Py_ssize_t>(feature.shape.size())));
-        for (size_t i = 0; i < feature.shape.size(); ++i) {
-          PyTuple_SetItem(
-              shape.get(), static_cast<Py_ssize_t>(i),
-              Object(PyLong_FromLongLong(feature.shape[i])).release());
-        }
         const Object item(Py_BuildValue("(NsN)", ToPython(feature.name),
-                                        feature.dtype->name, shape.release()));
+                                        feature.dtype->name,
+                                        ShapeOf(feature).release()));
         if (PyList_Append(list.get(), item.get()) != 0) throw PythonError();
       }
       return list.release();
@@ -755,20 +762,40 @@ class Reader {
     CheckCall(code);
   }
 
-  void ReadSpec() {
+  using Spec = std::shared_ptr<const std::vector<Feature>>;
+
+  // batch: nullptr: of all.
+  Spec Read(const penstock_batch* batch) {
     auto spec = std::make_shared<std::vector<Feature>>();
     for (uint32_t i = 0; i < penstock_feature_count(reader_); ++i) {
       penstock_feature feature;
-      Check(penstock_feature_at(reader_, i, &feature));
+      Check(batch == nullptr ? penstock_feature_at(reader_, i, &feature)
+                             : penstock_batch_feature(batch, i, &feature));
       spec->push_back({feature.name,
                        DTypeOf(feature.dtype),
                        {feature.shape, feature.shape + feature.dimensions}});
     }
-    spec_ = std::move(spec);
+    return spec;
+  }
+  void ReadSpec() {
+    spec_ = Read(nullptr);
+    spec_by_part_.clear();
+    differs_ =
+        std::any_of(spec_->begin(), spec_->end(), [](const Feature& feature) {
+          return std::count(feature.shape.begin(), feature.shape.end(), -1) > 0;
+        });
+  }
+  Spec SpecOf(const penstock_batch* batch) {
+    if (!differs_) return spec_;
+    Spec& spec = spec_by_part_[penstock_batch_part(batch)];
+    if (spec == nullptr) spec = Read(batch);
+    return spec;
   }
 
   penstock_reader* reader_ = nullptr;
-  std::shared_ptr<const std::vector<Feature>> spec_;
+  Spec spec_;
+  bool differs_ = false;  // the shapes of parts
+  std::map<int32_t, Spec> spec_by_part_;
   std::atomic<bool> in_use_{false};
 };
 
@@ -962,6 +989,7 @@ PyGetSetDef kBatchMembers[] = {
     {"step", &Batch::Get<penstock_batch_step>, nullptr, nullptr, nullptr},
     {"redelivered", &Batch::Get<Redelivered>, nullptr, nullptr, nullptr},
     {"skipped", &Batch::Get<penstock_batch_skipped>, nullptr, nullptr, nullptr},
+    {"part", &Batch::Get<penstock_batch_part>, nullptr, nullptr, nullptr},
     {}};
 
 PyMethodDef kBrokerMethods[] = {{"stop", &Broker::PyStop, METH_NOARGS, nullptr},

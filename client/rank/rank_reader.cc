@@ -39,6 +39,20 @@ Status RankReader::CheckProcess() const {
       "this reader belongs to the parent process: attach again after fork");
 }
 
+bool RankReader::Fits(const Session& session, const Cell& cell) const {
+  if (spec_by_part_.empty()) return true;
+  const std::optional<uint32_t> part = PartOf(cell);
+  if (!part || *part >= spec_by_part_.size()) return false;
+  const ElementSpec& element = spec_by_part_[*part];
+  for (size_t i = 0; i < element.size(); ++i) {
+    const uint64_t bytes = element[i].RowBytes();
+    if (bytes > 0 && cell.rows > session.view->feature_bytes(i) / bytes) {
+      return false;
+    }
+  }
+  return true;
+}
+
 StatusOr<RankReader::Ready> RankReader::TakeReady() {
   Session& session = *session_;
   Cell cell;
@@ -50,6 +64,7 @@ StatusOr<RankReader::Ready> RankReader::TakeReady() {
     return Ready::kOver;
   }
   if (result == TakeResult::kCorrupt || !session.view->Valid(cell) ||
+      !Fits(session, cell) ||
       session.batches[cell.lease].held.load(std::memory_order_relaxed)) {
     return InternalError(
         "an impossible batch: something overwrote this rank's cursor page (a "

@@ -94,7 +94,12 @@ class RankReader {
   int64_t rank() const { return rank_; }
   int64_t world_size() const { return world_size_; }
   const std::string& job() const { return job_; }
+  // With kAnySize where batches differ.
   const ElementSpec& element_spec() const { return element_spec_; }
+  // Of this batch.
+  const ElementSpec& element_spec(const Cell& cell) const {
+    return spec_by_part_.empty() ? element_spec_ : spec_by_part_[*PartOf(cell)];
+  }
   const std::string& structure() const { return structure_; }
   uint64_t sample_count() const { return records_; }
   uint64_t steps_per_epoch() const { return steps_per_epoch_; }
@@ -118,6 +123,8 @@ class RankReader {
 
   RankReader() = default;
   Status CheckProcess() const;  // not a forked child
+  // Whether its rows of these sizes fit into the slot.
+  bool Fits(const Session& session, const Cell& cell) const;
   // Opens a session with this request and resets the reader to its answer.
   Status Open(nlohmann::json request, Deadline deadline);
   Status ReadAnswer(Message answer, Session* session);
@@ -177,6 +184,7 @@ class RankReader {
 
   // State of the incarnation.
   ElementSpec element_spec_;
+  std::vector<ElementSpec> spec_by_part_;  // if they differ
   std::string structure_;
   std::string job_;
   std::string dataset_;

@@ -131,6 +131,17 @@ Status RankReader::ReadAnswer(Message answer, Session* session) {
     const nlohmann::json& json = answer.json;
     PENSTOCK_ASSIGN_OR_RETURN(element_spec_,
                               ElementSpecFromJson(json.at("element_spec")));
+    spec_by_part_.clear();
+    if (json.contains("element_spec_by_part")) {
+      for (const nlohmann::json& part : json.at("element_spec_by_part")) {
+        PENSTOCK_ASSIGN_OR_RETURN(ElementSpec spec, ElementSpecFromJson(part));
+        if (!SameButSizes(spec, element_spec_)) {
+          return InternalError("the parts of the dataset have other features");
+        }
+        spec_by_part_.push_back(std::move(spec));
+      }
+      element_spec_ = CommonSpec(spec_by_part_);
+    }
     structure_ = json.value("structure", std::string());
     job_ = json.at("job").get<std::string>();
     dataset_ = json.at("dataset").get<std::string>();
@@ -295,9 +306,9 @@ bool RankReader::Disown(Session* session) {
            bytes});
     };
     use(session->view->ids(cell), cell.rows * sizeof(int64_t));
-    for (size_t i = 0; i < element_spec_.size(); ++i) {
-      use(session->view->feature(cell, i),
-          cell.rows * element_spec_[i].RowBytes());
+    const ElementSpec& element = element_spec(cell);
+    for (size_t i = 0; i < element.size(); ++i) {
+      use(session->view->feature(cell, i), cell.rows * element[i].RowBytes());
     }
   }
   for (const Batch* batch : held) left_behind_ += 1 + batch->repeats;

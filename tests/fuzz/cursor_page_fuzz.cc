@@ -218,14 +218,14 @@ void Course::BeginAsFormer() {
   for (uint8_t writes = input_.Byte() % 32; writes > 0; --writes) {
     Write(&former);
   }
-  (void)FormerPosition(*former.page);
-  (void)Supersedes(*former.page, *former.page, plan_->global_batch());
+  (void)FormerPosition(*former.page, *plan_);
+  (void)Supersedes(*former.page, *former.page, *plan_);
   const std::vector<FormerProcess> processes = {{kHostile, 0, former.page.get(),
                                                  (how & 1) != 0, (how & 4) != 0,
                                                  (how & 2) != 0}};
   if (shape_.options.mode == DeliveryMode::kSplit) {
     for (const Delivery::FormerConsumer& rank :
-         RestoreRanks(processes, {}, plan_->global_batch())) {
+         RestoreRanks(processes, {}, *plan_)) {
       Require(rank.rank == kHostile, "a page speaks for its own rank");
       delivery_->RestoreRank(rank);
     }
@@ -521,7 +521,7 @@ void Course::Op() {
     case 15:
       if (process != nullptr) {
         (void)FormerBatches(*process->page);
-        (void)FormerPosition(*process->page);
+        (void)FormerPosition(*process->page, *plan_);
       }
       break;
   }

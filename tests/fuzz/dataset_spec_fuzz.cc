@@ -92,12 +92,24 @@ void Open(const DatasetSpec& spec) {
     Require((*order)->At(at, 1, {}).record < (*source)->record_count(),
             "a row is of a record");
   }
+  if (const MixOrder* const mix = (*order)->mix();
+      mix != nullptr && !spec.batch.by_part.empty()) {
+    order = mix->InBatches(spec.batch.by_part, budget);
+    if (!order.ok()) {
+      return RequireTold(spec, AtPath("source.mix", order.status()));
+    }
+  }
   const auto plan =
       Plan::Make(spec, std::shared_ptr<const Order>(*std::move(order)), 3);
   if (!plan.ok()) RequireTold(spec, plan.status());
-  const auto program = RowProgram::Compile(spec.map, (*source)->raw_spec(), {});
-  if (!program.ok()) return RequireTold(spec, program.status());
-  RunFirstRow(**program, **source);
+  OpenProgress opened;
+  MapOpening opening = {&opened};
+  for (size_t part = 0; part < MapsOf(spec); ++part) {
+    const auto program = RowProgram::Compile(
+        MapOf(spec, part), (*source)->RawSpecOfPart(part), {}, &opening);
+    if (!program.ok()) return RequireTold(spec, program.status());
+    if ((*source)->PartOf(0) == part) RunFirstRow(**program, **source);
+  }
 }
 
 void Check(std::string_view text) {

@@ -167,7 +167,7 @@ void DecodeTwice::AddWay(const std::string& name,
                          std::vector<TransformSpec> map) {
   const RawSpec raw = {{{"image", DType::kUint8, {}}, true}};
   StatusOr<std::unique_ptr<FeaturePaths>> paths =
-      FeaturePaths::Compile(map, 0, raw);
+      FeaturePaths::Compile(StepsOf(map), raw);
   if (!paths.ok()) {
     std::fprintf(stderr, "%s\n", paths.status().message().c_str());
     std::abort();

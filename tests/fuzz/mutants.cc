@@ -106,9 +106,9 @@ std::vector<Bytes> SoundFiles() {
       op.size = {.height = kind.height, .width = kind.width};
       op.crop = RandomResizedCrop{};
       op.channels = kind.space == JCS_GRAYSCALE ? 1 : 3;
-      const TransformSpec map[] = {op};
-      const auto paths =
-          FeaturePaths::Compile(map, 0, {{{"image", DType::kUint8, {}}, true}});
+      const std::vector<TransformSpec> map = {op};
+      const auto paths = FeaturePaths::Compile(
+          StepsOf(map), {{{"image", DType::kUint8, {}}, true}});
       if (!paths.ok()) Fail(paths.status().message());
       Bytes pixels((*paths)->out()[0].feature.RowBytes());
       std::byte* const output = pixels.data();

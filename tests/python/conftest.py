@@ -1,6 +1,8 @@
 """What the tests of the Python package share: a private broker for all of them,
 and small datasets."""
 
+from concurrent.futures import ThreadPoolExecutor
+
 import penstock
 import pytest
 
@@ -25,6 +27,17 @@ def attach(broker, request):
     yield attach_one
     for reader in readers:
         reader.close()
+
+
+@pytest.fixture
+def attach_all(attach):
+    """All ranks of a job, at once: a list of readers, whose steps are zip(*readers)."""
+    def attach_ranks(dataset, ranks, job, **options):
+        with ThreadPoolExecutor(ranks) as pool:
+            return list(pool.map(
+                lambda rank: attach(dataset, rank, ranks, local_world_size=ranks, job=job,
+                                    **options), range(ranks)))
+    return attach_ranks
 
 
 @pytest.fixture

@@ -7,7 +7,6 @@ import os
 import re
 import subprocess
 import sys
-from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import penstock
@@ -439,18 +438,13 @@ def records(folder):
     .shuffle(seed=3).batch(8).repeat(3),
 ], ids=["mix", "blocks", "windows", "interleave", "sample"])
 def test_an_order_resumes_at_any_step_with_any_number_of_ranks(
-        attach, tmp_path, dataset, at):
+        attach, attach_all, tmp_path, dataset, at):
     data = dataset(tmp_path)
 
     def sequence(readers):
-        iterators = [iter(reader) for reader in readers]
-        rows = []
-        while True:
-            batches = [next(each, None) for each in iterators]
-            if batches[0] is None:
-                return rows
-            for batch in batches:
-                rows += [int(v) for v in batch["value"]]
+        return [int(v) for step in zip(*readers) for batch in step
+                for v in batch["value"]]
+
     whole = sequence([attach(data, job="whole")])
     reader = attach(data, job="first")
     first = []
@@ -460,11 +454,7 @@ def test_an_order_resumes_at_any_step_with_any_number_of_ranks(
             break
     state = reader.state_dict()
     reader.close()
-    with ThreadPoolExecutor(3) as pool:
-        rest = sequence(list(pool.map(
-            lambda rank: attach(data, rank, 3, local_world_size=3, state=state,
-                                job="rest"), range(3))))
-    assert first + rest == whole
+    assert first + sequence(attach_all(data, 3, "rest", state=state)) == whole
 
 
 def test_each_batch_of_a_mix_of_blocks_is_of_one_part(attach):
@@ -596,7 +586,7 @@ def test_selections_that_cannot_be(attach, dataset, message):
 
 
 def test_a_part_has_a_source_and_a_selection_alone():
-    with pytest.raises(ValueError, match="say shuffle of the whole"):
+    with pytest.raises(ValueError, match="has no shuffle: say it of the whole"):
         penstock.Dataset.concat([penstock.Dataset.range(5).shuffle(1)])
     with pytest.raises(ValueError, match="1 weights for 2 parts"):
         penstock.Dataset.mix([penstock.Dataset.range(5)] * 2, [1])

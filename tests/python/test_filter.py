@@ -157,9 +157,11 @@ def test_what_goes_wrong_names_the_sample(tmp_path, data):
 def test_an_interrupt_leaves_nothing(tmp_path, data):
     (tmp_path / "spec.yaml").write_text(json.dumps(
         {"dataset": "d", "source": SOURCE, "batch": {"size": 7}}))
-    process = subprocess.Popen([PENSTOCK, "filter", "spec.yaml", "rules:slow"],
-                               cwd=tmp_path, stderr=subprocess.PIPE,
-                               env={**os.environ, "PENSTOCK_PYTHON_PATH": str(tmp_path)})
+    # A shell has its background jobs ignore SIGINT, and theirs inherit that.
+    process = subprocess.Popen(
+        ["env", "--default-signal=INT", PENSTOCK, "filter", "spec.yaml", "rules:slow"],
+        cwd=tmp_path, stderr=subprocess.PIPE,
+        env={**os.environ, "PENSTOCK_PYTHON_PATH": str(tmp_path)})
     time.sleep(1)
     process.send_signal(signal.SIGINT)
     process.communicate(timeout=30)

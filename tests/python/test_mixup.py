@@ -4,7 +4,6 @@ import json
 import os
 import subprocess
 import sys
-from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import penstock
@@ -33,26 +32,18 @@ def dataset(folder, steps, classes=ROWS):
 
 def sequence(readers):
     """(id, image, label) of each row, in the order of the global batches."""
-    iterators = [iter(reader) for reader in readers]
-    rows = []
-    while True:
-        batches = [next(each, None) for each in iterators]
-        if batches[0] is None:
-            return rows
-        for batch in batches:
-            rows += [(int(i), image.tobytes(), label.tobytes()) for i, image, label
-                     in zip(batch.ids, batch["image"], batch["label"])]
+    return [(int(i), image.tobytes(), label.tobytes())
+            for step in zip(*readers) for batch in step
+            for i, image, label in zip(batch.ids, batch["image"], batch["label"])]
 
 
 @pytest.mark.parametrize("name", STEPS)
-def test_the_same_rows_for_any_batch_ranks_and_resume(attach, tmp_path, name):
+def test_the_same_rows_for_any_batch_ranks_and_resume(attach, attach_all, tmp_path, name):
     data = dataset(tmp_path, STEPS[name])
 
     def run(batch, ranks, job, state=None):
-        with ThreadPoolExecutor(ranks) as pool:
-            return sequence(list(pool.map(
-                lambda rank: attach(data.batch(batch), rank, ranks, state=state,
-                                    local_world_size=ranks, job=job), range(ranks))))
+        return sequence(attach_all(data.batch(batch), ranks, job, state=state))
+
     whole = run(8, 1, "whole")
     assert len(whole) == 2 * ROWS
     assert run(7, 3, "ranks") == whole
@@ -84,17 +75,14 @@ def test_each_row_is_mixed_with_another(attach, tmp_path):
         assert alone == [epoch[-1][0]]
 
 
-def test_a_row_without_its_partner_stays_as_it_is(attach, tmp_path):
+def test_a_row_without_its_partner_stays_as_it_is(attach_all, tmp_path):
     # Class 20 and above are out of range.
     data = dataset(tmp_path, STEPS["mixup"], classes=20)
     of = images()
 
     def run(batch, ranks):
-        with ThreadPoolExecutor(ranks) as pool:
-            return sequence(list(pool.map(
-                lambda rank: attach(data.batch(batch).on_error("skip"), rank, ranks,
-                                    local_world_size=ranks, job=f"{ranks}"),
-                range(ranks))))
+        return sequence(attach_all(data.batch(batch).on_error("skip"), ranks, f"{ranks}"))
+
     rows = run(8, 1)
     assert len(rows) == 2 * 20
     assert run(7, 3) == rows

@@ -52,6 +52,9 @@ struct Config {
   uint64_t batch = 2;  // global
   // `shard: file`: rows of each rank's files, which add up to records.
   std::vector<uint64_t> shards;
+  // batch.by_part: rows of a batch of each part of a mix, which has two of
+  // each; they add up to records.
+  std::vector<uint64_t> by_part;
   PlanStart start;
   uint32_t slots = 2;  // of a lane
   uint32_t leases = kLeases;
@@ -244,6 +247,18 @@ struct World {
       }
       order = InShards(std::move(order), std::move(shards), config.batch);
     }
+    if (!config.by_part.empty()) {
+      std::vector<std::unique_ptr<Order>> parts;
+      uint64_t first = 0;
+      for (const uint64_t rows : config.by_part) {
+        parts.push_back(AllRecords(2 * rows, first));
+        first += 2 * rows;
+      }
+      const std::vector<uint32_t> weights(parts.size(), 1);
+      const auto mix =
+          *Mix(std::move(parts), {{0, weights}}, WhenOut::kDrop, {});
+      order = *mix->mix()->InBatches(config.by_part, {});
+    }
     auto plan = Plan::Make(spec, std::move(order), ranks_of_plan);
     return *plan->From(config.start, ranks_of_plan);
   }
@@ -364,7 +379,7 @@ class Broker {
   void RestoreDead() {
     if (!split() || instance_ == 0) return;
     for (const Delivery::FormerConsumer& rank :
-         RestoreRanks(FormerProcesses(), handed_over_, plan_.global_batch())) {
+         RestoreRanks(FormerProcesses(), handed_over_, plan_)) {
       delivery_->RestoreRank(rank);
     }
   }
@@ -635,9 +650,8 @@ class Broker {
       if (world_.config.options.mode != DeliveryMode::kDynamic) {
         bool superseded = false;
         for (const auto& [other, kept] : world_.kept.attaches) {
-          superseded |=
-              other > attach && kept.number == found->second.number &&
-              Supersedes(*kept.page, *found->second.page, plan_.global_batch());
+          superseded |= other > attach && kept.number == found->second.number &&
+                        Supersedes(*kept.page, *found->second.page, plan_);
         }
         if (!superseded) return false;
       }
@@ -1360,6 +1374,29 @@ TEST_F(DeliverySimulationTest, FilesOfRanksAreTakenOnceInEqualSteps) {
   config.replacements = 1;
   config.hold = 2;
   NeverFailsAtRandom("files, both die", config, 4'000, 2);
+}
+
+// Steps of 3, 1, 3 and 1 rows.
+TEST_F(DeliverySimulationTest, BatchesOfPartsAreTakenOnce) {
+  Config config = Split();
+  config.records = 8;
+  config.batch = 3;
+  config.by_part = {3, 1};
+  NeverFailsAtRandom("by part", config, 1'000, 0);
+  config.start = {4, {{1, 2, true}, {3, 1, false}}};
+  NeverFailsAtRandom("by part, owed", config, 500, 0);
+  config.start = {};
+  config.instances = 2;
+  config.may_die = 1;
+  config.replacements = 1;
+  config.hold = 2;
+  NeverFailsAtRandom("by part, both die", config, 3'000, 2);
+  config = Dynamic();
+  config.records = 8;
+  config.batch = 3;
+  config.by_part = {3, 1};
+  config.may_die = 1;
+  NeverFailsAtRandom("by part, dynamic, rank dies", config, 2'000, 1);
 }
 
 TEST_F(DeliverySimulationTest, OwedStepsComeFirstAndOnce) {

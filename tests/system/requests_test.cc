@@ -226,6 +226,25 @@ TEST_F(RequestsTest, AnswersHaveTheDeclaredFieldsAndNoOthers) {
   Check(Try({{"op", "unregister"}, {"dataset", "numbers"}}), "unregister");
   Check(Try({{"op", "workers"}, {"workers", 1}}), "workers");
 
+  // Parts of different shapes.
+  json of_parts = {{"op", "index"},
+                   {"spec",
+                    "dataset: parts\nsource: {mix: {parts: [{source: {range: "
+                    "9}}, {source: {range: 9}}]}}\nmap_by_part: [[one_hot: "
+                    "{classes: 9}], [one_hot: {classes: 8}]]\nbatch: {by_part: "
+                    "[2, 3]}\n"},
+                   {"file", "spec"},
+                   {"base", "/"}};
+  Check(Try(of_parts), "index");
+  of_parts.update({{"op", "attach"},
+                   {"job", "parts"},
+                   {"rank", 0},
+                   {"world_size", 1},
+                   {"local_world_size", 1}});
+  const auto other_page = CreateCursor();
+  ASSERT_TRUE(other_page.ok());
+  Check(Try(of_parts, {other_page->fd.get()}), "attach");
+
   json attach = with_spec({{"op", "attach"},
                            {"job", "numbers"},
                            {"rank", 0},

@@ -77,7 +77,7 @@ class MapValuesTest : public testing::Test {
             "a.yaml", folder_));
     MapOpening opening = {&progress_};
     PENSTOCK_ASSIGN_OR_RETURN(
-        program_, RowProgram::Compile(spec.map, spec_, {}, &opening));
+        program_, RowProgram::Compile(StepsOf(spec.map), spec_, {}, &opening));
     files_ = opening.files;
     scratch_ = program_->MakeScratch({});
     return OkStatus();
@@ -336,8 +336,8 @@ TEST_F(MapValuesTest, AMaskThatIsDroppedNeedsNotBeMoved) {
 TEST_F(MapValuesTest, AnEncodedFeatureHasItsOwnSizeWhereverItIs) {
   const RawSpec raw = {{{"a", DType::kInt64, {}}, false},
                        {{"file", DType::kUint8, {}}, true}};
-  const TransformSpec drop = DropOp{.features = {"a"}};
-  const auto paths = FeaturePaths::Compile({&drop, 1}, 0, raw);
+  const std::vector<TransformSpec> map = {DropOp{.features = {"a"}}};
+  const auto paths = FeaturePaths::Compile(StepsOf(map), raw);
   ASSERT_TRUE(paths.ok()) << paths.status().message();
   const Bytes a(8);
   const Bytes file(3);

@@ -101,10 +101,11 @@ std::string ErrorOf(std::span<const std::byte> file) {
 // The row of decode_image with this op.
 StatusOr<Bytes> RowOf(std::span<const std::byte> file,
                       const DecodeImageOp& op) {
-  const TransformSpec map[] = {op};
+  const std::vector<TransformSpec> map = {op};
   PENSTOCK_ASSIGN_OR_RETURN(
       const std::unique_ptr<FeaturePaths> paths,
-      FeaturePaths::Compile(map, 0, {{{"image", DType::kUint8, {}}, true}}));
+      FeaturePaths::Compile(StepsOf(map),
+                            {{{"image", DType::kUint8, {}}, true}}));
   Bytes row(paths->out()[0].feature.RowBytes());
   std::byte* const out = row.data();
   const auto scratch = FeaturePaths::MakeScratch();

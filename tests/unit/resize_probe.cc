@@ -67,10 +67,11 @@ Status Decode(std::istream& arguments) {
 Status Row(const std::string& in, const DecodeImageOp& op, size_t bytes,
            const std::string& out, FeaturePaths::Scratch& scratch) {
   const std::vector<char> file = ReadFile(in);
-  const TransformSpec map[] = {op};
+  const std::vector<TransformSpec> map = {op};
   PENSTOCK_ASSIGN_OR_RETURN(
       const std::unique_ptr<FeaturePaths> paths,
-      FeaturePaths::Compile(map, 0, {{{"image", DType::kUint8, {}}, true}}));
+      FeaturePaths::Compile(StepsOf(map),
+                            {{{"image", DType::kUint8, {}}, true}}));
   std::vector<std::byte> row(bytes);
   std::byte* const output = row.data();
   PENSTOCK_RETURN_IF_ERROR(

@@ -243,8 +243,11 @@ TEST_F(RingTest, NoWakeUpIsLost) {
 }
 
 // Literals on purpose: if this fails, bump kLayoutVersion, then edit here.
-TEST(LayoutTest, VersionSixIsFrozen) {
-  EXPECT_EQ(kLayoutVersion, 6u);
+TEST(LayoutTest, VersionSevenIsFrozen) {
+  EXPECT_EQ(kLayoutVersion, 7u);
+  EXPECT_EQ(kPartShift, 6u);
+  EXPECT_EQ(kPartMask, 0x3ffu);
+  EXPECT_EQ(kPhaseShift, 16u);
   EXPECT_EQ(sizeof(RingCell), 64u);
   EXPECT_EQ(offsetof(RingCell, batch), 8u);
   EXPECT_EQ(offsetof(BatchCell, position), 48u);

@@ -191,7 +191,8 @@ TEST_F(RowProgramTest, TimeIsThatOfTheStepThatTakesItWhileItIsMeasured) {
           Encoded());
   const Bytes file = EncodeJpeg({.height = 200, .width = 300});
   const Bytes unmeasured = Run(file);
-  EXPECT_FALSE(scratch_->clock.on());
+  StepClock clock;
+  scratch_ = program_->MakeScratch({}, &clock);
   const auto now_ns = [] {
     return static_cast<uint64_t>(
         std::chrono::nanoseconds(
@@ -199,10 +200,10 @@ TEST_F(RowProgramTest, TimeIsThatOfTheStepThatTakesItWhileItIsMeasured) {
             .count());
   };
   const uint64_t begin_ns = now_ns();
-  scratch_->clock.Start(kFirstStep + 4, begin_ns);
+  clock.Start(kFirstStep + 4, begin_ns);
   EXPECT_EQ(Run(file), unmeasured);
   const uint64_t end_ns = now_ns();
-  const std::vector<uint64_t> ns = scratch_->clock.Stop(end_ns);
+  const std::vector<uint64_t> ns = clock.Stop(end_ns);
   uint64_t sum = 0;
   for (const uint64_t each : ns) sum += each;
   EXPECT_EQ(sum, end_ns - begin_ns) << "all of the time is somebody's";
@@ -596,7 +597,8 @@ TEST_F(RowProgramTest, WhatDoesNotFitTogetherIsAnError) {
   const Bytes gray = EncodeJpeg({.space = JCS_GRAYSCALE});
   EXPECT_EQ(
       error(EncodeJpeg({}), EncodeJpeg({.height = 47, .space = JCS_GRAYSCALE})),
-      "feature 'mask': a picture of 64 x 47 pixels, but another one of map[0] "
+      "feature 'mask': a picture of 64 x 47 pixels, but another one of the "
+      "step "
       "has 64 x 48; a step crops and flips pictures of one size together");
   EXPECT_THAT(error(gray, EncodeJpeg({})),
               HasSubstr("feature 'mask': a picture of colours; a mask has one "
@@ -726,9 +728,10 @@ TEST_F(RowProgramTest, TheHeadAndTheRestMakeWhatTheWholeMapMakes) {
   OpenProgress progress;
   for (const std::vector<TransformSpec>& map : MapsOfTwoParts()) {
     Compile(map, raw);
-    for (size_t head = 0; head <= StepsToKeep(map); ++head) {
+    for (size_t head = 0; head <= StepsToKeep(StepsOf(map)); ++head) {
       MapOpening opening = {&progress};
-      const auto parts = RowProgram::Compile(map, raw, {}, &opening, head);
+      const auto parts =
+          RowProgram::Compile(StepsOf(map), raw, {}, &opening, head);
       ASSERT_TRUE(parts.ok()) << parts.status().message();
       EXPECT_EQ((*parts)->element_spec(), program_->element_spec());
       const auto scratch = (*parts)->MakeScratch({});
@@ -769,7 +772,8 @@ TEST_F(RowProgramTest, StepsThatDrawNothingMakeTheSameEachTime) {
   size_t none = 0;
   for (const std::vector<TransformSpec>& map : MapsOfTwoParts()) {
     const std::vector<TransformSpec> head(
-        map.begin(), map.begin() + static_cast<ptrdiff_t>(StepsToKeep(map)));
+        map.begin(),
+        map.begin() + static_cast<ptrdiff_t>(StepsToKeep(StepsOf(map))));
     none += head.empty();
     if (head.empty()) continue;
     Compile(head, Encoded());
@@ -784,13 +788,16 @@ TEST_F(RowProgramTest, StepsThatDrawNothingMakeTheSameEachTime) {
 TEST_F(RowProgramTest, AHeadEndsWhereRandomNumbersAreDrawn) {
   const DecodeImageOp decode = {.size = {8, 8}};
   const NormalizeOp chw = {.mean = {0}, .std = {1}, .layout = Layout::kChw};
-  EXPECT_EQ(StepsToKeep({}), 0u);
-  EXPECT_EQ(StepsToKeep({decode, FlipOp{}}), 1u);
-  EXPECT_EQ(StepsToKeep({decode, FlipOp{.horizontal = 0}}), 2u);
-  EXPECT_EQ(StepsToKeep({decode, PythonOp{}}), 1u);
+  const auto to_keep = [](const std::vector<TransformSpec>& map) {
+    return StepsToKeep(StepsOf(map));
+  };
+  EXPECT_EQ(to_keep({}), 0u);
+  EXPECT_EQ(to_keep({decode, FlipOp{}}), 1u);
+  EXPECT_EQ(to_keep({decode, FlipOp{.horizontal = 0}}), 2u);
+  EXPECT_EQ(to_keep({decode, PythonOp{}}), 1u);
   // Channels stay last while other steps follow.
-  EXPECT_EQ(StepsToKeep({decode, chw, RandomErasingOp{}}), 1u);
-  EXPECT_EQ(StepsToKeep({decode, chw}), 2u);
+  EXPECT_EQ(to_keep({decode, chw, RandomErasingOp{}}), 1u);
+  EXPECT_EQ(to_keep({decode, chw}), 2u);
   EXPECT_TRUE(Draws(CropOp{.crop = RandomPixels{}}));
   EXPECT_FALSE(Draws(CropOp{.crop = CenterPixels{}}));
   EXPECT_TRUE(Draws(PerspectiveOp{}));

@@ -281,7 +281,7 @@ TEST(ShardByFileTest, ManyRecordsStayArithmetic) {
     EXPECT_EQ(index, step * 334);
     EXPECT_EQ(steps.RowOf({shard, index}), steps.Begin(step));
   }
-  EXPECT_EQ(steps.Begin(steps.steps()), many + many / 3 + 17);
+  EXPECT_EQ(steps.Begin(steps.count()), many + many / 3 + 17);
 }
 
 std::string ErrorOf(const Files& files, uint32_t shards, uint64_t batch,

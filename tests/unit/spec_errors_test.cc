@@ -51,13 +51,14 @@ void RunFirst(const Dataset& dataset, const std::string& text) {
   EXPECT_TRUE(unpacked.ok()) << unpacked.message();
   std::vector<std::vector<std::byte>> row;
   std::vector<std::byte*> out;
-  for (const Feature& each : dataset.program->element_spec()) {
+  const size_t program = dataset.ProgramOf(0);
+  for (const Feature& each : dataset.programs[program]->element_spec()) {
     if (each.RowBytes() > (4 << 20)) return;
     row.emplace_back(each.RowBytes());
   }
   for (auto& each : row) out.push_back(each.data());
-  const auto scratch = dataset.program->MakeScratch({});
-  const Status ran = dataset.program->Run(raw, {}, *scratch, out);
+  const auto scratch = dataset.programs[program]->MakeScratch({});
+  const Status ran = dataset.programs[program]->Run(raw, {}, *scratch, out);
   EXPECT_TRUE(ran.ok() || ran.code() == StatusCode::kDataLoss)
       << ran.message() << "\n"
       << text;
@@ -823,7 +824,7 @@ constexpr SpecCase kSpecCases[] = {
     {"source: {range: 9}\nbatch: {size: 1}\nshuffle: [5]", "shuffle",
      "found a list of 1"},
     {"source: {range: 9}\nbatch: [8]", "batch",
-     "a mapping of size, per_rank, last, found a list of 1"},
+     "a mapping of size, per_rank, by_part, last, found a list of 1"},
     {"source: {range: 9}\nbatch: {size: 0}", "batch.size", "from 1 to"},
     {"source: {range: 9}\nbatch: {size: 10, last: drop}", "batch",
      "use a smaller batch, last: partial"},
@@ -907,6 +908,75 @@ constexpr SpecCase kSpecCases[] = {
      "source.mix.schedule", "from row 9 on: give another part a weight there"},
     {"source: {range: 9}\nbatch: {size: 1}\nmap: [{flip: {}}]", "map[0].flip",
      "wants an image"},
+    // ---- parts with steps and batches of their own
+    {"source: {range: 9}\nbatch: {size: 1}\nmap_by_part: [[]]", "map_by_part",
+     "the source has no parts: leave it out, or use `mix`"},
+    {"source: {mix: {parts: [{source: {range: 9}}, {source: {range: "
+     "9}}]}}\nbatch: {size: 1}\nmap_by_part: [[]]",
+     "map_by_part",
+     "1 list for 2 parts: give one for each, [] for one without"},
+    {"source: {mix: {parts: [{source: {range: 9}}]}}\nbatch: {size: "
+     "1}\nmap_by_part: []",
+     "map_by_part", "wanted a list of 1 to 256 lists of steps"},
+    {"source: {mix: {parts: [{source: {range: 9}}]}}\nbatch: {size: "
+     "1}\nmap_by_part: [[mixup: {}]]",
+     "map_by_part[0][0]", "mixes rows of all parts: put it into `map`"},
+    {"source: {mix: {parts: [{source: {range: 9}}, {source: {range: "
+     "9}}]}}\nbatch: {size: 1}\nmap_by_part: [[], [flip: {}]]",
+     "map_by_part[1][0].flip", "wants an image"},
+    {"source: {mix: {parts: [{source: {range: 9}}, {source: {range: "
+     "9}}]}}\nbatch: {size: 1}\nmap_by_part: [[], [cast: {dtype: float32}]]",
+     "map_by_part[1]",
+     "makes feature 0 value float32 [], and of part 0 it is value int64 []: "
+     "all parts need the same; `rename`, `cast` and `reshape` make them so"},
+    {"source: {mix: {parts: [{source: {range: 9}}, {source: {range: "
+     "9}}]}}\nbatch: {size: 1}\nmap_by_part: [[reshape: {shape: [1]}], "
+     "[one_hot: {classes: 9, dtype: int64}]]",
+     "map_by_part[1]", "with batch.by_part, a batch size for each part"},
+    {"source: {mix: {parts: [{source: {range: 9}}, {source: {tensors: "
+     "{features: {value: [1], x: [1]}}}}]}}\nbatch: {size: 1}\nmap_by_part: "
+     "[[], []]",
+     "map_by_part[1]", "`select` and `drop` leave some out"},
+    {"source: {mix: {parts: [{source: {mix: {parts: [{source: {range: 9}}, "
+     "{source: {tensors: {features: {x: [1]}}}}]}}}]}}\nbatch: {size: "
+     "1}\nmap_by_part: [[]]",
+     "source.mix.parts[0].source.mix.parts[1]", "all parts need the same"},
+    {"source: {range: 9}\nbatch: {by_part: [1]}", "batch.by_part",
+     "the source has no parts"},
+    {"source: {mix: {parts: [{source: {range: 9}}]}}\nbatch: {size: 1, "
+     "by_part: "
+     "[1]}",
+     "batch", "exclude each other: give exactly one of"},
+    {"source: {mix: {parts: [{source: {range: 9}}]}}\nbatch: {by_part: [0]}",
+     "batch.by_part[0]", "from 1 to"},
+    {"source: {mix: {parts: [{source: {range: 9}}]}}\nbatch: {by_part: [1, 1]}",
+     "batch.by_part", "2 sizes for 1 part: give one for each"},
+    {"source: {concat: {parts: [{source: {range: 9}}]}}\nbatch: {by_part: [1]}",
+     "batch.by_part", "use `mix` instead of `concat`"},
+    {"source: {mix: {parts: [{source: {range: 9}}], block: 2}}\nbatch: "
+     "{by_part: [1]}",
+     "batch.by_part", "leave out mix.block"},
+    {"source: {mix: {parts: [{source: {range: 9}}]}}\nbatch: {by_part: "
+     "[1]}\nselect: [take: 3]",
+     "batch.by_part", "put it into the parts"},
+    {"source: {mix: {parts: [{source: {range: 9}}]}}\nbatch: {by_part: "
+     "[1]}\nshard: 'off'",
+     "batch.by_part", "use `shard: data`"},
+    {"source: {mix: {parts: [{source: {range: 9}}]}}\nbatch: {by_part: [10]}",
+     "source.mix.parts[0]", "9 records, less than a batch of it, 10"},
+    {"source: {mix: {parts: [{source: {range: 9}}, {source: {range: "
+     "9}}]}}\nbatch: {by_part: [4, 2]}\nmap_by_part: [[reshape: {shape: [1]}, "
+     "cast: {dtype: float32}], [one_hot: {classes: 9}]]\nmap: [mixup: "
+     "{feature: "
+     "value, label: []}]",
+     "batch.by_part", "2 rows: mixup and cutmix mix neighbours"},
+    {"source: {mix: {parts: [{source: {range: 9}}]}}\nbatch: {size: "
+     "1}\nmap_by_part: [[python: {function: 'm:f'}]]\ncache: {memory: 1M}",
+     "cache", "map_by_part[0][0].python is a function"},
+    {"source: {mix: {parts: [{source: {range: 9}}, {source: {range: "
+     "9}}]}}\nbatch: {size: 1}\nmap_by_part: [[], [cast: {dtype: "
+     "float32}]]\nmap: [cast: {dtype: float32}]\ncache: {memory: 1M, at: 0}",
+     "cache", "the rows of part 1 have other features than those of part 0"},
     // ---- what is kept
     {"source: {range: 9}\nbatch: {size: 1}\ncache: {}", "cache",
      "wanted `memory` or `disk`, one of them"},

@@ -18,20 +18,21 @@ time uses a Reader or a Producer.
 from penstock._core import PADDING_ID
 from penstock._core import version as __version__
 from penstock.batch import Batch, Features, TensorSpec
-from penstock.dataset import (Dataset, Operation, affine, at, aug_mix, autocontrast,
-                              blur, bucketize, cast, center, center_pixels, clip,
-                              color_jitter, concatenate, crop, cutmix, decode_image,
-                              drop, equalize, fit, flip, grayscale, hash, invert,
-                              label_smoothing, lookup, masks, mixup, normalize, one_hot,
-                              pad, pad_sequence, parse_json, perspective, plugin,
-                              posterize, python, rand_augment, random_erasing,
-                              random_pixels, random_resized, rename, rescale, reshape,
-                              resize, rotate, select, sharpness, solarize,
-                              trivial_augment, vocabulary)
+from penstock.dataset import Dataset
 from penstock.errors import (Aborted, AlreadyExists, Cancelled, DataLoss,
                              DeadlineExceeded, Error, FailedPrecondition,
                              Internal, InvalidArgument, NotFound,
                              PermissionDenied, ResourceExhausted, Unavailable)
+from penstock.operations import (Operation, affine, at, aug_mix, autocontrast, blur,
+                                 bucketize, cast, center, center_pixels, clip,
+                                 color_jitter, concatenate, crop, cutmix, decode_image,
+                                 drop, equalize, fit, flip, grayscale, hash, invert,
+                                 label_smoothing, lookup, masks, mixup, normalize,
+                                 one_hot, pad, pad_sequence, parse_json, perspective,
+                                 plugin, posterize, python, rand_augment,
+                                 random_erasing, random_pixels, random_resized, rename,
+                                 rescale, reshape, resize, rotate, select, sharpness,
+                                 solarize, trivial_augment, vocabulary)
 from penstock.private_broker import Broker, broker
 from penstock.producer import Producer, producer
 from penstock.reader import EndOfData, EndOfEpoch, Epoch, Reader, attach

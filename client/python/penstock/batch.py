@@ -135,7 +135,7 @@ class Batch(Mapping[str, np.ndarray]):
         if self._core is None:
             return "<penstock.Batch, released>"
         what = ", ".join(
-            f"{name}: {spec.dtype}{[self.rows, *spec.shape]}"
+            f"{name}: {spec.dtype}{list(self[name].shape)}"
             for name, spec in self._features.items())
         return f"<penstock.Batch {self.epoch}/{self.step} {what}>"
 
@@ -215,6 +215,13 @@ class Batch(Mapping[str, np.ndarray]):
     def step(self) -> int:
         """From 0 in each epoch."""
         return self._held().step
+
+    @property
+    def part(self) -> Optional[int]:
+        """The part of the source, from 0, that all its rows are of
+        (``batch.by_part``); None: they may be of any."""
+        part = self._held().part
+        return None if part < 0 else part
 
     @property
     def redelivered(self) -> bool:

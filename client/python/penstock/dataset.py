@@ -11,595 +11,19 @@
 Each step returns a new Dataset. Nothing is read or checked here: the broker
 checks a spec at the attach (``penstock check`` does so at any time), and its errors
 name the key (``spec: map[0].cast.dtype: ...``). None stands for the spec's default,
-below in parentheses; common/README.md documents the format. ``feature`` names the
-feature that an operation changes (``image``, or the only one), or several, which
-have the same random numbers.
+below in parentheses; common/README.md documents the format.
 """
 
 from __future__ import annotations
 
 import json
 import os
-import re
-from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Union
+from typing import Any, Callable, Dict, Mapping, Optional, Sequence, Union
 
-import numpy as np
 
-from penstock.errors import InvalidArgument
-
-Path = Union[str, "os.PathLike[str]"]
-# A path, glob or brace pattern; several; or {"list": a file with one path a line}.
-Files = Union[Path, Sequence[Path], Mapping[str, Path]]
-Size = Union[int, Sequence[int]]
-PerChannel = Union[float, Sequence[float]]
-# [low, high], or a number: how far from the middle.
-Interval = Union[float, Sequence[float]]
-Fill = Union[int, Sequence[int]]
-# One feature, or several: with the same random numbers.
-Names = Union[str, Sequence[str]]
-
-
-def _given(**values: Any) -> Dict[str, Any]:
-    """The values that are not None, as plain JSON types."""
-    return {key: _plain(value) for key, value in values.items()
-            if value is not None}
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, (str, int, float, bool)) or value is None:
-        return value
-    if isinstance(value, (os.PathLike, bytes)):
-        return os.fsdecode(value)
-    if isinstance(value, Mapping):
-        return {str(key): _plain(each) for key, each in value.items()}
-    if hasattr(value, "tolist"):  # NumPy's arrays and scalars
-        return value.tolist()
-    return [_plain(each) for each in value]
-
-
-def dtype_name(dtype: Any) -> str:
-    """The name ("float32") of a dtype of NumPy, PyTorch or TensorFlow; text as is."""
-    if isinstance(dtype, str):
-        return dtype
-    if type(dtype).__module__ == "torch":
-        return str(dtype).rpartition(".")[2]
-    if type(dtype).__module__.startswith("tensorflow."):
-        return str(dtype.name)
-    try:
-        return str(np.dtype(dtype).name)
-    except TypeError:
-        raise TypeError(f"wanted a dtype, got {dtype!r}") from None
-
-
-def _optional_dtype(dtype: Any) -> Optional[str]:
-    return None if dtype is None else dtype_name(dtype)
-
-
-def features_of(features: Mapping[str, Any]) -> Dict[str, Dict[str, Any]]:
-    """Converts {name: TensorSpec(shape, dtype)} to the spec's {name: {"dtype",
-    "shape", ...}}, which is accepted too."""
-    if not isinstance(features, Mapping):
-        raise TypeError("features: wanted a mapping of names, such as {'x': "
-                        f"penstock.TensorSpec((2,), 'float32')}}, got {features!r}")
-    plain = {}
-    for name, spec in features.items():
-        if not isinstance(name, str):
-            raise TypeError(f"features: wanted names, got {name!r}")
-        if not isinstance(spec, Mapping):
-            try:
-                shape, dtype = spec
-            except (TypeError, ValueError):
-                raise TypeError(f"feature {name!r}: wanted a penstock.TensorSpec or "
-                                f"{{'dtype': ..., 'shape': [...]}}, got {spec!r}"
-                                ) from None
-            spec = {"dtype": dtype, "shape": shape}
-        plain[name] = dict(spec)
-        if "dtype" in spec:
-            plain[name]["dtype"] = dtype_name(spec["dtype"])
-        if "shape" in spec:
-            plain[name]["shape"] = [int(n) for n in spec["shape"]]
-    return plain
-
-
-class Operation(Dict[str, Any]):
-    """One entry of a spec's ``map``; made by ``decode_image``, ``normalize``,
-    ``lookup`` and the other functions of operations."""
-
-
-def _operation(name: str, **values: Any) -> Operation:
-    return Operation({name: _given(**values)})
-
-
-def random_resized(scale: Optional[Sequence[float]] = None,
-                   ratio: Optional[Sequence[float]] = None) -> Dict[str, Any]:
-    """A crop of random area (``scale`` [0.08, 1] of the picture's) and aspect
-    ``ratio`` ([3/4, 4/3]), drawn as by torchvision's RandomResizedCrop."""
-    return {"random_resized": _given(scale=scale, ratio=ratio)}
-
-
-def center(fraction: Optional[float] = None) -> Dict[str, Any]:
-    """The largest centred crop of the target's aspect ratio; ``fraction`` (1)
-    scales its sides."""
-    return {"center": _given(fraction=fraction)}
-
-
-def center_pixels(shorter: Optional[int] = None, mode: Optional[str] = None,
-                  fill: Optional[Fill] = None,
-                  mask_fill: Optional[int] = None) -> Dict[str, Any]:
-    """The middle pixels, as many as the size: torchvision's CenterCrop, after its
-    Resize(``shorter``) (0: no resize). ``mode``: what is beside a smaller picture:
-    "constant" (``fill``), "edge", "reflect" or "symmetric"."""
-    return {"center_pixels": _given(shorter=shorter, mode=mode, fill=fill,
-                                    mask_fill=mask_fill)}
-
-
-def random_pixels(padding: Union[int, Sequence[int], None] = None,
-                  shorter: Union[int, Sequence[int], None] = None,
-                  mode: Optional[str] = None, fill: Optional[Fill] = None,
-                  mask_fill: Optional[int] = None) -> Dict[str, Any]:
-    """Pixels at random, as many as the size: torchvision's RandomCrop, of a picture
-    padded by ``padding`` (one number, or left, top, right, bottom) and where it is
-    smaller. ``shorter``: the shorter side is resized to it first, or to a random
-    [low, high]. Others: as in ``center_pixels``."""
-    return {"random_pixels": _given(shorter=shorter, padding=padding, mode=mode,
-                                    fill=fill, mask_fill=mask_fill)}
-
-
-def at(top: int, left: int, height: int, width: int) -> Dict[str, Any]:
-    """A crop of these pixels."""
-    return {"at": _given(top=top, left=left, height=height, width=width)}
-
-
-def fit(fill: Optional[Fill] = None, mask_fill: Optional[int] = None) -> Dict[str, Any]:
-    """The whole picture, as large as fits, in the middle of ``fill`` (0)."""
-    return {"fit": _given(fill=fill, mask_fill=mask_fill)}
-
-
-def masks(path: Path, suffix: Optional[str] = None,
-          on_missing: Optional[str] = None) -> Dict[str, Any]:
-    """``masks`` of ``Dataset.image_folder``: a folder whose files have the paths of the
-    pictures, with ``suffix`` ("_mask.png"; ".png" if not given) for the extension;
-    it may be the folder of the pictures. ``on_missing``: "error", or "skip" what has
-    no partner."""
-    return _given(path=_absolute(path), suffix=suffix, on_missing=on_missing)
-
-
-def decode_image(size: Size, crop: Union[str, Mapping[str, Any], None] = None,
-                 channels: Optional[str] = None, exact: Optional[bool] = None,
-                 feature: Optional[Names] = None, *,
-                 orientation: Optional[str] = None, mask: Optional[Names] = None,
-                 mask_dtype: Any = None,
-                 interpolation: Optional[str] = None) -> Operation:
-    """JPEG, PNG, WebP or TIFF -> uint8 [height, width, channels], antialiased
-    bilinear; transparency is dropped.
-
-    ``size``: [height, width] or one number; ``crop``: ``center(...)``,
-    ``random_resized(...)``, ``center_pixels(...)``, ``random_pixels(...)``,
-    ``at(...)``, ``fit(...)``, or the name of one; ``channels``: "rgb" or "gray";
-    ``interpolation``: "bilinear", "bicubic" or "lanczos"; ``exact``: bit-exact with
-    Pillow, half as fast; ``orientation``: "ignore" (as it is stored) or "apply" (turned upright by its
-    EXIF orientation). ``mask``: features that are masks of the picture: cropped
-    alike, resized by the nearest pixel, [height, width] with the values of Pillow's
-    array (gray, or the index into a palette), ``mask_dtype`` "uint8" or "int32"."""
-    return _operation("decode_image", size=size, crop=crop, channels=channels,
-                      exact=exact, feature=feature, orientation=orientation,
-                      mask=mask, mask_dtype=_optional_dtype(mask_dtype),
-                      interpolation=interpolation)
-
-
-def crop(how: Union[str, Mapping[str, Any]], size: Size,
-         feature: Optional[Names] = None, *, mask: Optional[Names] = None,
-         interpolation: Optional[str] = None) -> Operation:
-    """uint8 picture -> uint8 of ``size`` (as in ``decode_image``); ``how``: as
-    ``crop`` of ``decode_image``; ``mask``: masks of it, of any dtype, cropped alike
-    and resized by the nearest pixel."""
-    where = {how: {}} if isinstance(how, str) else dict(how)
-    return _operation("crop", **where, size=size, feature=feature, mask=mask,
-                      interpolation=interpolation)
-
-
-def resize(size: Optional[Size] = None, feature: Optional[Names] = None, *,
-           shorter: Optional[int] = None, within: Optional[Size] = None,
-           interpolation: Optional[str] = None,
-           mask: Optional[Names] = None) -> Operation:
-    """uint8 picture -> uint8 of ``size`` (as in ``decode_image``), antialiased; or so
-    that its ``shorter`` side has that many pixels; or made smaller until it is
-    ``within`` a size. ``interpolation``: "nearest", "bilinear", "bicubic" or
-    "lanczos"; ``mask``: masks of it, of any dtype, by the nearest pixel."""
-    return _operation("resize", size=size, shorter=shorter, within=within,
-                      interpolation=interpolation, feature=feature, mask=mask)
-
-
-def pad(by: Union[int, Sequence[int], None] = None, size: Optional[Size] = None,
-        mode: Optional[str] = None, fill: Optional[Fill] = None,
-        feature: Optional[Names] = None, *, mask: Optional[Names] = None,
-        mask_fill: Optional[int] = None) -> Operation:
-    """Adds pixels beside a uint8 picture: ``by`` how many on each side (one number, or
-    left, top, right, bottom), or until it has ``size``. ``mode``, ``fill``: as in
-    ``center_pixels``; ``mask``: masks of it, of any dtype."""
-    return _operation("pad", by=by, size=size, mode=mode, fill=fill, feature=feature,
-                      mask=mask, mask_fill=mask_fill)
-
-
-def flip(horizontal: Optional[float] = None,
-         feature: Optional[Names] = None, *, vertical: Optional[float] = None,
-         mask: Optional[Names] = None) -> Operation:
-    """Mirrors a picture, and its masks with it, left to right with probability
-    ``horizontal`` (0.5), top to bottom with probability ``vertical`` (0)."""
-    return _operation("flip", horizontal=horizontal, vertical=vertical,
-                      feature=feature, mask=mask)
-
-
-# The steps below take uint8 pictures of 1 or 3 channels and keep their form. Values are
-# Pillow's; draws have the distributions of torchvision.transforms.v2, whose class each
-# docstring names. ``probability``: that of changing a picture. ``fill``: 0 to 255, one
-# number or one per channel, where there is no picture; ``mask_fill``: the same of masks.
-
-
-def rotate(degrees: Interval, interpolation: Optional[str] = None,
-           fill: Optional[Fill] = None, feature: Optional[Names] = None, *,
-           center: Optional[Sequence[float]] = None,
-           probability: Optional[float] = None, mask: Optional[Names] = None,
-           mask_fill: Optional[int] = None) -> Operation:
-    """RandomRotation: counterclockwise by an angle of the range ``degrees`` ([low,
-    high], or a number: that far from 0), around ``center`` ([x, y]; the picture's).
-    ``interpolation``: "nearest", "bilinear" or "bicubic"; masks take the nearest."""
-    return _operation("rotate", degrees=degrees, interpolation=interpolation,
-                      fill=fill, center=center, probability=probability,
-                      feature=feature, mask=mask, mask_fill=mask_fill)
-
-
-def affine(degrees: Optional[Interval] = None,
-           translate: Optional[Sequence[Interval]] = None,
-           scale: Optional[Sequence[float]] = None, shear: Any = None,
-           interpolation: Optional[str] = None, fill: Optional[Fill] = None,
-           feature: Optional[Names] = None, *,
-           center: Optional[Sequence[float]] = None,
-           probability: Optional[float] = None, mask: Optional[Names] = None,
-           mask_fill: Optional[int] = None) -> Operation:
-    """RandomAffine: ``degrees`` clockwise, as in ``rotate``; ``translate``: along x and
-    y, each a range or how far from 0, as parts of the width and height; ``scale``:
-    the range of the factor; ``shear``: degrees, a number along x, or two as in
-    ``translate``. A range [a, a] fixes a number."""
-    return _operation("affine", degrees=degrees, translate=translate, scale=scale,
-                      shear=shear, interpolation=interpolation, fill=fill,
-                      center=center, probability=probability, feature=feature,
-                      mask=mask, mask_fill=mask_fill)
-
-
-def perspective(distortion: Optional[float] = None,
-                probability: Optional[float] = None,
-                interpolation: Optional[str] = None, fill: Optional[Fill] = None,
-                feature: Optional[Names] = None, *,
-                corners: Optional[Sequence[float]] = None,
-                mask: Optional[Names] = None,
-                mask_fill: Optional[int] = None) -> Operation:
-    """RandomPerspective: corners move by up to ``distortion`` (0.5) of half a side, or
-    to ``corners``: [x, y] of top left, top right, bottom right, bottom left, in one
-    list. ``probability``: 0.5."""
-    return _operation("perspective", distortion=distortion, corners=corners,
-                      interpolation=interpolation, fill=fill,
-                      probability=probability, feature=feature, mask=mask,
-                      mask_fill=mask_fill)
-
-
-def color_jitter(brightness: Optional[Interval] = None,
-                 contrast: Optional[Interval] = None,
-                 saturation: Optional[Interval] = None,
-                 hue: Optional[Interval] = None,
-                 feature: Optional[Names] = None, *,
-                 probability: Optional[float] = None) -> Operation:
-    """ColorJitter: each a range of its factor, or how far that is from 1 (``hue``: of
-    its turn, from 0; 0.5 is half a circle), in a random order."""
-    return _operation("color_jitter", brightness=brightness, contrast=contrast,
-                      saturation=saturation, hue=hue, probability=probability,
-                      feature=feature)
-
-
-def grayscale(probability: Optional[float] = None,
-              feature: Optional[Names] = None) -> Operation:
-    """RandomGrayscale (0.1); the channels stay as many."""
-    return _operation("grayscale", probability=probability, feature=feature)
-
-
-def blur(kernel: int, sigma: Optional[Sequence[float]] = None,
-         feature: Optional[Names] = None, *,
-         probability: Optional[float] = None) -> Operation:
-    """GaussianBlur: ``kernel`` pixels, odd, with a standard deviation of the range
-    ``sigma`` ([0.1, 2]). Values are at most 1 off torchvision's."""
-    return _operation("blur", kernel=kernel, sigma=sigma, probability=probability,
-                      feature=feature)
-
-
-def sharpness(factor: float, probability: Optional[float] = None,
-              feature: Optional[Names] = None) -> Operation:
-    """RandomAdjustSharpness (0.5): ``factor`` 0 smooths, 2 sharpens."""
-    return _operation("sharpness", factor=factor, probability=probability,
-                      feature=feature)
-
-
-def solarize(threshold: Optional[float] = None, probability: Optional[float] = None,
-             feature: Optional[Names] = None) -> Operation:
-    """RandomSolarize (0.5): inverts values from ``threshold`` (128) up."""
-    return _operation("solarize", threshold=threshold, probability=probability,
-                      feature=feature)
-
-
-def posterize(bits: int, probability: Optional[float] = None,
-              feature: Optional[Names] = None) -> Operation:
-    """RandomPosterize (0.5): keeps the upper ``bits`` of each value."""
-    return _operation("posterize", bits=bits, probability=probability,
-                      feature=feature)
-
-
-def equalize(probability: Optional[float] = None,
-             feature: Optional[Names] = None) -> Operation:
-    """RandomEqualize (0.5)."""
-    return _operation("equalize", probability=probability, feature=feature)
-
-
-def autocontrast(probability: Optional[float] = None,
-                 feature: Optional[Names] = None) -> Operation:
-    """RandomAutocontrast (0.5)."""
-    return _operation("autocontrast", probability=probability, feature=feature)
-
-
-def invert(probability: Optional[float] = None,
-           feature: Optional[Names] = None) -> Operation:
-    """RandomInvert (0.5)."""
-    return _operation("invert", probability=probability, feature=feature)
-
-
-def rand_augment(operations: Optional[int] = None, magnitude: Optional[int] = None,
-                 bins: Optional[int] = None, interpolation: Optional[str] = None,
-                 fill: Optional[Fill] = None, feature: Optional[Names] = None, *,
-                 mask: Optional[Names] = None,
-                 mask_fill: Optional[int] = None) -> Operation:
-    """RandAugment: ``operations`` (2) random ones of ``magnitude`` (9) of ``bins``
-    (31). Masks take part in what moves pixels."""
-    return _operation("rand_augment", operations=operations, magnitude=magnitude,
-                      bins=bins, interpolation=interpolation, fill=fill,
-                      feature=feature, mask=mask, mask_fill=mask_fill)
-
-
-def trivial_augment(bins: Optional[int] = None, interpolation: Optional[str] = None,
-                    fill: Optional[Fill] = None, feature: Optional[Names] = None, *,
-                    mask: Optional[Names] = None,
-                    mask_fill: Optional[int] = None) -> Operation:
-    """TrivialAugmentWide: one random operation, of a random magnitude of ``bins``
-    (31)."""
-    return _operation("trivial_augment", bins=bins, interpolation=interpolation,
-                      fill=fill, feature=feature, mask=mask, mask_fill=mask_fill)
-
-
-def aug_mix(severity: Optional[int] = None, width: Optional[int] = None,
-            depth: Optional[int] = None, alpha: Optional[float] = None,
-            all_operations: Optional[bool] = None,
-            interpolation: Optional[str] = None, fill: Optional[Fill] = None,
-            feature: Optional[Names] = None) -> Operation:
-    """AugMix: ``width`` (3) chains of ``depth`` (0: 1 to 3) operations, of a strength of
-    up to ``severity`` (3) of 10, mixed with weights of ``alpha`` (1)."""
-    return _operation("aug_mix", severity=severity, width=width, depth=depth,
-                      alpha=alpha, all_operations=all_operations,
-                      interpolation=interpolation, fill=fill, feature=feature)
-
-
-def random_erasing(probability: Optional[float] = None,
-                   scale: Optional[Sequence[float]] = None,
-                   ratio: Optional[Sequence[float]] = None,
-                   value: Union[float, Sequence[float], str, None] = None,
-                   feature: Optional[Names] = None) -> Operation:
-    """RandomErasing (0.5): overwrites a rectangle of area ``scale`` ([0.02, 0.33]) and
-    height / width ``ratio`` ([0.3, 3.3]) with ``value``: a number (0), one per channel,
-    or "random", normal. Of any dtype and layout; put it after ``normalize``."""
-    return _operation("random_erasing", probability=probability, scale=scale,
-                      ratio=ratio, value=value, feature=feature)
-
-
-def normalize(mean: Optional[PerChannel] = None, std: Optional[PerChannel] = None,
-              dtype: Optional[str] = None, layout: Optional[str] = None,
-              feature: Optional[Names] = None, *,
-              from_: Optional[Path] = None) -> Operation:
-    """(value - mean) / std; of uint8, which are pictures, (value / 255 - mean) / std.
-    ``mean``, ``std``: one number, or one for each value of the last dimension, which
-    are a picture's channels; ``dtype``: "float32", "float16" or "bfloat16";
-    ``layout``: "hwc" or "chw". ``from_``: instead of both a file that ``penstock
-    analyze`` has written."""
-    return _operation("normalize", mean=mean, std=std, dtype=_optional_dtype(dtype),
-                      layout=layout, feature=feature,
-                      **{"from": None if from_ is None else _absolute(from_)})
-
-
-def cast(dtype: str, layout: Optional[str] = None,
-         feature: Optional[Names] = None) -> Operation:
-    """Converts to ``dtype``: rounds to nearest even and saturates; to "bool", all
-    but 0 is true. ``layout``: "hwc" or "chw"."""
-    return _operation("cast", dtype=dtype_name(dtype), layout=layout,
-                      feature=feature)
-
-
-def rescale(scale: float, offset: Optional[float] = None, dtype: Any = None,
-            layout: Optional[str] = None,
-            feature: Optional[Names] = None) -> Operation:
-    """value * ``scale`` + ``offset`` (0), as Keras' Rescaling; ``dtype``: "float32"
-    or another floating-point one; ``layout``: "hwc" or "chw"."""
-    return _operation("rescale", scale=scale, offset=offset,
-                      dtype=_optional_dtype(dtype), layout=layout, feature=feature)
-
-
-def clip(min: Optional[float] = None, max: Optional[float] = None,
-         feature: Optional[Names] = None) -> Operation:
-    """Limits values to [``min``, ``max``], as ``tf.clip_by_value`` and
-    ``numpy.clip``; NaN stays."""
-    return _operation("clip", min=min, max=max, feature=feature)
-
-
-def bucketize(boundaries: Sequence[float],
-              feature: Optional[Names] = None) -> Operation:
-    """int64: how many of the ``boundaries``, which increase, are not above the value,
-    as Keras' Discretization."""
-    return _operation("bucketize", boundaries=boundaries, feature=feature)
-
-
-def one_hot(classes: int, dtype: Any = None, out_of_range: Optional[str] = None,
-            feature: Optional[Names] = None) -> Operation:
-    """Integers [...] -> ``dtype`` ("float32") [..., ``classes``], as ``tf.one_hot``.
-    ``out_of_range``: another label is an error of its sample ("fail"), or all
-    "zeros"."""
-    return _operation("one_hot", classes=classes, dtype=_optional_dtype(dtype),
-                      out_of_range=out_of_range, feature=feature)
-
-
-def label_smoothing(smoothing: Optional[float] = None,
-                    feature: Optional[Names] = None) -> Operation:
-    """One-hot labels -> value * (1 - ``smoothing``) + ``smoothing`` (0.1) / classes, as
-    Keras' CategoricalCrossentropy and PyTorch's CrossEntropyLoss."""
-    return _operation("label_smoothing", smoothing=smoothing, feature=feature)
-
-
-def mixup(alpha: Optional[float] = None, cutmix_alpha: Optional[float] = None,
-          switch_probability: Optional[float] = None,
-          probability: Optional[float] = None, feature: Optional[Names] = None,
-          label: Optional[Names] = None) -> Operation:
-    """mixup (``alpha`` 0.2), cutmix (``cutmix_alpha``), or with both one of them for each
-    pair (``switch_probability`` 0.5: cutmix), as timm's Mixup with mode="pair". Mixes
-    finished rows two by two, whichever ranks get them: ``feature`` ("image"), floats or
-    uint8, and ``label`` ("label"), floats (``one_hot``). Put it last."""
-    return _operation("mixup", feature=feature, label=label, alpha=alpha,
-                      cutmix_alpha=cutmix_alpha, switch_probability=switch_probability,
-                      probability=probability)
-
-
-def cutmix(alpha: Optional[float] = None, probability: Optional[float] = None,
-           feature: Optional[Names] = None, label: Optional[Names] = None) -> Operation:
-    """CutMix (1): swaps a random box of two finished pictures and mixes their one-hot
-    labels by its area. Put it last; ``mixup`` has both."""
-    return _operation("cutmix", feature=feature, label=label, alpha=alpha,
-                      probability=probability)
-
-
-def _vocabulary(vocabulary: Union[Path, Sequence[Any], Mapping[str, Any]]) -> Any:
-    if isinstance(vocabulary, (str, os.PathLike)):
-        return _absolute(vocabulary)
-    return vocabulary
-
-
-def vocabulary(from_: Path, feature: Optional[str] = None,
-               min_count: Optional[int] = None,
-               max_size: Optional[int] = None) -> Dict[str, Any]:
-    """A ``vocabulary`` of ``lookup``: what ``penstock analyze`` has counted and written
-    to the file ``from_``, the most frequent first. ``feature``: of that file (the same
-    name); ``min_count`` (1), ``max_size``: of the tokens that are taken."""
-    return _given(feature=feature, min_count=min_count, max_size=max_size,
-                  **{"from": _absolute(from_)})
-
-
-def lookup(vocabulary: Union[Path, Sequence[Any], Mapping[str, Any]],
-           oov_buckets: Optional[int] = None, mask: Union[str, int, None] = None,
-           default: Optional[int] = None,
-           feature: Optional[Names] = None) -> Operation:
-    """Text or integers -> their numbers in a vocabulary, int64, as Keras' StringLookup
-    and IntegerLookup: first the ``mask``, if there is one, then the ``oov_buckets`` (1),
-    then the vocabulary in its order.
-
-    ``vocabulary``: the tokens, a file with one a line, or ``vocabulary(...)``. ``default``: the number of
-    what is not in it, with ``oov_buckets=0``; else that is an error of its sample."""
-    return _operation("lookup", vocabulary=_vocabulary(vocabulary),
-                      oov_buckets=oov_buckets, mask=mask, default=default,
-                      feature=feature)
-
-
-def hash(bins: int, mask: Union[str, int, None] = None,
-         feature: Optional[Names] = None) -> Operation:
-    """Text or integers -> FarmHash's Fingerprint64 modulo ``bins``, int64, as Keras'
-    Hashing; ``mask`` has bin 0 for itself."""
-    return _operation("hash", bins=bins, mask=mask, feature=feature)
-
-
-def parse_json(fields: Mapping[str, Any], longer: Optional[str] = None,
-               feature: Optional[str] = None) -> Operation:
-    """Values of the JSON document that a text (``feature``: "text") is, in place of it.
-    ``fields``, ``longer``: as in ``Dataset.json_lines``."""
-    return _operation("parse_json", fields=features_of(fields), longer=longer,
-                      feature=feature)
-
-
-def pad_sequence(length: int, value: Optional[float] = None,
-                 pad: Optional[str] = None, cut: Optional[str] = None,
-                 feature: Optional[Names] = None) -> Operation:
-    """[n, ...] -> [``length``, ...]: adds ``value`` (0) at the "end" or "start"
-    (``pad``), or cuts there (``cut``), as Keras' pad_sequences. Of a text, its
-    NAME_bytes becomes how many are left."""
-    return _operation("pad_sequence", length=length, value=value, pad=pad, cut=cut,
-                      feature=feature)
-
-
-def concatenate(features: Sequence[str], to: str) -> Operation:
-    """Joins features of one dtype along their last dimension, as Keras' Concatenate;
-    ``to``: the name of the result. A single number counts as a list of one."""
-    return _operation("concatenate", features=features, to=to)
-
-
-def reshape(shape: Sequence[int], feature: Optional[Names] = None) -> Operation:
-    """The same values in another ``shape``, as ``tf.reshape``: one dimension may be
-    -1."""
-    return _operation("reshape", shape=shape, feature=feature)
-
-
-def select(features: Names) -> Operation:
-    """Keeps these features only, in this order; a text brings its NAME_bytes."""
-    return _operation("select", features=features)
-
-
-def drop(features: Names) -> Operation:
-    """Leaves features out; a text takes its NAME_bytes along."""
-    return _operation("drop", features=features)
-
-
-def rename(features: Mapping[str, str]) -> Operation:
-    """Gives features other names, {old: new}; a text takes its NAME_bytes along."""
-    return _operation("rename", features=features)
-
-
-def python(function: Union[str, Callable[..., Mapping[str, Any]]],
-           features: Optional[Mapping[str, Any]] = None) -> Operation:
-    """A Python function of one row, called in processes of the broker.
-
-    ``function``: "package.module:function", or the function itself; the broker
-    imports it from its ``python_path`` (ValueError: it cannot be imported).
-
-    The function is called with a dict of feature -> NumPy array: one row, no batch
-    dimension, valid during this call only. A feature that no step has decoded is
-    the file's bytes, uint8 [n]. If it has a parameter ``rng``, it also gets a
-    ``numpy.random.Generator`` that depends on the dataset's seed, the epoch and
-    the sample alone. It returns a mapping with the arrays of ``features`` (name ->
-    ``TensorSpec`` or {"dtype", "shape"}; None: the features it was given). An
-    exception becomes the sample's error, with its traceback."""
-    if not isinstance(function, str):
-        function = _importable(function)
-    return _operation("python", function=function,
-                      features=None if features is None
-                      else features_of(features))
-
-
-def plugin(library: str, function: str,
-           features: Optional[Mapping[str, Any]] = None) -> Operation:
-    """A C function of one row: ``function`` of the shared library ``library``, a file
-    in the broker's ``plugin_dir`` (penstock_plugin.h). ``features``: as in
-    ``python``."""
-    return _operation("plugin", library=library, function=function,
-                      features=None if features is None
-                      else features_of(features))
-
-
-def _importable(function: Any) -> str:
-    module = getattr(function, "__module__", None)
-    name = getattr(function, "__qualname__", "")
-    if module in (None, "__main__") or "<" in name or not name:
-        raise ValueError(
-            f"{function!r} cannot be imported by another process: put it at the "
-            "top of a module that the broker's python_path has")
-    return f"{module}:{name}"
+from penstock.operations import Operation
+from penstock.spec_values import (Files, Path, absolute, absolute_files, dtype_name,
+                                  features_of, given, optional_dtype, plain)
 
 
 class Dataset:
@@ -612,12 +36,12 @@ class Dataset:
         self._spec = dict(spec)
 
     def _with(self, **values: Any) -> "Dataset":
-        return Dataset({**self._spec, **_given(**values)})
+        return Dataset({**self._spec, **given(**values)})
 
     @classmethod
     def _of(cls, source: str, value: Any, name: Optional[str]) -> "Dataset":
         return cls({"dataset": name or source.replace("_", "-"),
-                    "source": {source: _plain(value)}})
+                    "source": {source: plain(value)}})
 
     # ---- sources
 
@@ -631,8 +55,8 @@ class Dataset:
         folder in byte order. ``labels``: "none" takes all pictures in the folder, at
         any depth, and gives no label. ``masks``: ``penstock.masks(...)``, which adds
         ``mask`` (encoded)."""
-        return cls._of("image_folder", _given(
-            path=_absolute(path), labels=labels, masks=masks, io=io), name)
+        return cls._of("image_folder", given(
+            path=absolute(path), labels=labels, masks=masks, io=io), name)
 
     @classmethod
     def image_list(cls, file: Path, columns: Mapping[str, Any], *,
@@ -647,9 +71,9 @@ class Dataset:
         and text as in ``csv``, with "column". Paths are below ``folder``; if None,
         beside the file. ``on_missing``: "error", or "skip" rows whose picture is not
         there."""
-        return cls._of("image_list", _given(
-            file=_absolute(file), columns=features_of(columns),
-            folder=None if folder is None else _absolute(folder),
+        return cls._of("image_list", given(
+            file=absolute(file), columns=features_of(columns),
+            folder=None if folder is None else absolute(folder),
             delimiter="tab" if delimiter == "\t" else delimiter, header=header,
             longer=longer, on_missing=on_missing, io=io), name)
 
@@ -658,9 +82,9 @@ class Dataset:
             io: Optional[str] = None, name: Optional[str] = None) -> "Dataset":
         """Files in MNIST's format, plain or gzip. Features: ``image``, and
         ``label`` int64 [] if ``labels`` is given."""
-        return cls._of("idx", _given(
-            images=_absolute(images),
-            labels=None if labels is None else _absolute(labels), io=io), name)
+        return cls._of("idx", given(
+            images=absolute(images),
+            labels=None if labels is None else absolute(labels), io=io), name)
 
     @classmethod
     def fixed_length_records(
@@ -672,8 +96,8 @@ class Dataset:
         """Records of one or several files. ``features``: {name: {"dtype": ...,
         "shape": [...]}} in the order of a record, little-endian, without gaps;
         ``header_bytes``, ``footer_bytes``: skipped in each file."""
-        return cls._of("fixed_length_records", _given(
-            files=_absolute_files(files), features=features_of(features),
+        return cls._of("fixed_length_records", given(
+            files=absolute_files(files), features=features_of(features),
             header_bytes=header_bytes, footer_bytes=footer_bytes, io=io), name)
 
     @classmethod
@@ -683,7 +107,7 @@ class Dataset:
         """Lines of one or several text files. Features: ``text`` uint8 [max_bytes],
         filled with zeros, and ``bytes`` int64 []: how many are the line's.
         ``longer``: "fail" or "cut" a line of more."""
-        return cls._of("text_lines", _given(files=_absolute_files(files),
+        return cls._of("text_lines", given(files=absolute_files(files),
                                             max_bytes=max_bytes, longer=longer), name)
 
     @classmethod
@@ -696,8 +120,8 @@ class Dataset:
         ``name_bytes`` int64 []. "pointer" tells where it is (RFC 6901: "/meta/0/x";
         "/name" if not given), "default" what it is where it is missing or null.
         ``longer``: "fail" or "cut" text of more than max_bytes."""
-        return cls._of("json_lines", _given(
-            files=_absolute_files(files), fields=features_of(fields), longer=longer),
+        return cls._of("json_lines", given(
+            files=absolute_files(files), fields=features_of(fields), longer=longer),
             name)
 
     @classmethod
@@ -709,8 +133,8 @@ class Dataset:
         ``json_lines``. "column" is its name in the header (name if not given), or its
         number from 0 with ``header`` False; "default" what an empty value is.
         ``delimiter``: a character, or "tab"."""
-        return cls._of("csv", _given(
-            files=_absolute_files(files), columns=features_of(columns),
+        return cls._of("csv", given(
+            files=absolute_files(files), columns=features_of(columns),
             delimiter="tab" if delimiter == "\t" else delimiter, header=header,
             longer=longer), name)
 
@@ -730,10 +154,10 @@ class Dataset:
         from the start of a sequence to that of the next (sequence_length if None).
         ``output_dtype``: "int64" or "int32". A sequence never crosses from a file to
         the next; the tokens after the last whole sequence are left out."""
-        return cls._of("tokens", _given(
-            files=_absolute_files(files), sequence_length=sequence_length,
-            dtype=_optional_dtype(dtype), header_bytes=header_bytes, stride=stride,
-            targets=targets, output_dtype=_optional_dtype(output_dtype), io=io),
+        return cls._of("tokens", given(
+            files=absolute_files(files), sequence_length=sequence_length,
+            dtype=optional_dtype(dtype), header_bytes=header_bytes, stride=stride,
+            targets=targets, output_dtype=optional_dtype(output_dtype), io=io),
             name)
 
     @classmethod
@@ -743,8 +167,8 @@ class Dataset:
         ``features``: {name: files, whose arrays follow one another}; all
         features have as many rows. The largest rows are read, others kept in memory
         while they have at most 64 MiB together."""
-        return cls._of("npy", _given(
-            features={key: _absolute_files(files) for key, files in features.items()},
+        return cls._of("npy", given(
+            features={key: absolute_files(files) for key, files in features.items()},
             io=io), name)
 
     @classmethod
@@ -753,7 +177,7 @@ class Dataset:
         """Rows of the arrays in a file of ``numpy.savez`` (not
         ``numpy.savez_compressed``), along their first axis. ``features``: {name: the
         name of an array}; as in ``npy``."""
-        return cls._of("npz", _given(file=_absolute(file), features=dict(features),
+        return cls._of("npz", given(file=absolute(file), features=dict(features),
                                      io=io), name)
 
     @classmethod
@@ -766,8 +190,8 @@ class Dataset:
         bytes, {"max_bytes": ...} of text, which brings ``name_bytes`` int64 []; each
         with "key", its name in the record. Without them an error proposes
         them."""
-        return cls._of("tfrecord", _given(
-            files=_absolute_files(files),
+        return cls._of("tfrecord", given(
+            files=absolute_files(files),
             features=None if features is None else features_of(features), io=io),
             name)
 
@@ -779,8 +203,8 @@ class Dataset:
         """Tar files whose members of one base name are a sample. ``features``: as in
         ``tfrecord``, with "member" for "key": its extension, or several by preference
         ("jpg;png"). ``on_missing``: "error", or "skip" samples that lack one."""
-        return cls._of("webdataset", _given(
-            files=_absolute_files(files),
+        return cls._of("webdataset", given(
+            files=absolute_files(files),
             features=None if features is None else features_of(features),
             on_missing=on_missing, io=io), name)
 
@@ -801,9 +225,9 @@ class Dataset:
         (0: one per worker). ``object``: instead of ``dataset``, the file of a
         pickled one, as ``penstock.torch.DataLoader`` writes it for a private
         broker."""
-        return cls._of("python", _given(
+        return cls._of("python", given(
             dataset=dataset, args=args,
-            object=None if object is None else _absolute(object), names=names,
+            object=None if object is None else absolute(object), names=names,
             max_bytes=max_bytes, processes=processes), name)
 
     @classmethod
@@ -826,14 +250,14 @@ class Dataset:
             key: ({"dtype": dtype_name(value.dtype), "values": value.tolist()}
                   if hasattr(value, "dtype") else value)
             for key, value in features.items()}
-        return cls._of("tensors", _given(features=values, repeat=repeat), name)
+        return cls._of("tensors", given(features=values, repeat=repeat), name)
 
     @classmethod
     def synthetic(cls, records: int, features: Mapping[str, Mapping[str, Any]],
                   *, cost_us: Optional[float] = None,
                   name: Optional[str] = None) -> "Dataset":
         """Generated records; ``cost_us``: microseconds of CPU time spent on each."""
-        return cls._of("synthetic", _given(records=records,
+        return cls._of("synthetic", given(records=records,
                                            features=features_of(features),
                                            cost_us=cost_us), name)
 
@@ -845,18 +269,20 @@ class Dataset:
         ``element_spec``. Ends when ``producers`` (1) of them have finished, or all
         that were at work at once. Read once, in the order of the puts: no
         shuffle, repeat or seek."""
-        return cls._of("stream", _given(features=features_of(features),
+        return cls._of("stream", given(features=features_of(features),
                                         producers=producers), name)
 
     @classmethod
     def concat(cls, parts: Sequence["Dataset"], *,
                name: Optional[str] = None) -> "Dataset":
         """The records of several datasets with the same features, one after the other.
-        Of each part its source and what it selects count: the rest is said of the
-        whole. ValueError: a part says more."""
+        Of each part its source, what it selects and its ``map`` count, which makes the
+        same features of all; the rest is said of the whole. ValueError: a part says
+        more."""
         if isinstance(parts, Dataset):
             raise TypeError("wanted a list of datasets: concat([a, b])")
-        return cls._of("concat", {"parts": [_part(part) for part in parts]}, name)
+        return cls._of("concat", {"parts": [_part(part, "map") for part in parts]},
+                       name)._with(**_by_part(parts))
 
     @classmethod
     def mix(cls, parts: Sequence["Dataset"],
@@ -872,20 +298,24 @@ class Dataset:
         records came once; "repeat": it begins anew, until each part was complete once.
         ``schedule``: other weights by the row of the pass from which on they hold.
         ``block`` (1): so many rows at a time are of one part; with the size of a batch,
-        each batch is of one part."""
+        each batch is of one part.
+
+        Parts as in ``concat``. Parts with a ``batch(size)`` are mixed batch by batch: each
+        batch is of one part and has its size, weights are shares of the batches, and the
+        shapes of features may differ between parts."""
         if isinstance(parts, Dataset):
             raise TypeError("wanted a list of datasets: mix([a, b], [0.7, 0.3])")
         if weights is None:
             weights = [1] * len(parts)
         if len(weights) != len(parts):
             raise ValueError(f"{len(weights)} weights for {len(parts)} parts")
-        return cls._of("mix", _given(
-            parts=[{**_part(part), "weight": weight}
+        return cls._of("mix", given(
+            parts=[{**_part(part, "map", "batch"), "weight": weight}
                    for part, weight in zip(parts, weights)],
             when_out=when_out, block=block,
             schedule=None if schedule is None else [
                 {"row": row, "weights": list(schedule[row])}
-                for row in sorted(schedule)]), name)
+                for row in sorted(schedule)]), name)._with(**_by_part(parts))
 
     @classmethod
     def zip(cls, parts: Sequence["Dataset"],
@@ -899,7 +329,7 @@ class Dataset:
         if prefixes is not None and len(prefixes) != len(parts):
             raise ValueError(f"{len(prefixes)} prefixes for {len(parts)} parts")
         return cls._of("zip", {"parts": [
-            {**_part(part), **_given(prefix=prefixes[i] if prefixes else None)}
+            {**_part(part), **given(prefix=prefixes[i] if prefixes else None)}
             for i, part in enumerate(parts)]}, name)
 
     @classmethod
@@ -909,7 +339,7 @@ class Dataset:
         from penstock import spec_file
 
         spec = spec_file.read(os.fsdecode(path))
-        folder = os.path.dirname(_absolute(path))
+        folder = os.path.dirname(absolute(path))
 
         def found_from_here(value: Any) -> Any:
             if isinstance(value, list):
@@ -999,12 +429,12 @@ class Dataset:
 
                 records = predicate.kept_records(self.to_dict(), column)
             assert records is not None
-            return self._select(filter={"records": _absolute(records)})
+            return self._select(filter={"records": absolute(records)})
         if not isinstance(column, str) or records is not None:
             raise TypeError("wanted one of: a column, a function, records")
         values = {key: None if each is None else [str(value) for value in each]
                   for key, each in (("in", include), ("except", exclude))}
-        return self._select(filter=_given(column=column, min=min, max=max,
+        return self._select(filter=given(column=column, min=min, max=max,
                                           matches=matches, **values))
 
     def balance(self, by: str, weights: Optional[Mapping[Any, float]] = None, *,
@@ -1013,7 +443,7 @@ class Dataset:
         ``weights`` (those that are not named have 1). ``when_out``, when a value has no
         more records: "repeat" begins it anew until each was complete once, "stop",
         "drop", as in ``mix``."""
-        return self._select(balance=_given(
+        return self._select(balance=given(
             by=by, when_out=when_out,
             weights=None if weights is None else {
                 str(value): weight for value, weight in weights.items()}))
@@ -1026,7 +456,7 @@ class Dataset:
         epoch, as PyTorch's WeightedRandomSampler: in proportion to the numbers in the
         column ``weight``, or to the ``weights`` of the values of the column ``by``
         (those that are not named have 1), or evenly."""
-        return self._select(sample=_given(
+        return self._select(sample=given(
             rows=rows, weight=weight, by=by, seed=seed,
             weights=None if weights is None else {
                 str(value): each for value, each in weights.items()}))
@@ -1034,13 +464,13 @@ class Dataset:
     def interleave(self, files: int = 16, block: int = 1) -> "Dataset":
         """Takes ``block`` records of each of ``files`` files in turn, as tf.data does
         with files: an order for data that are not shuffled."""
-        return self._select(interleave=_given(files=files, block=block))
+        return self._select(interleave=given(files=files, block=block))
 
     def shard(self, of: int, index: int, by: Optional[str] = None) -> "Dataset":
         """Selects every ``of``-th record from ``index`` on, as tf.data does; with
         ``by`` every ``of``-th value of that column with all its records, for example
         ``by="file"``."""
-        return self._select(shard=_given(index=index, of=of, by=by))
+        return self._select(shard=given(index=index, of=of, by=by))
 
     def times(self, times: int) -> "Dataset":
         """Selects all records several times in one pass, each time with random
@@ -1054,13 +484,13 @@ class Dataset:
         one value of this column stay together, also when others are added."""
         if not isinstance(part, str):
             raise TypeError('wanted split("train", {"train": 0.9, "validation": 0.1})')
-        return self._select(split=_given(of=dict(of), part=part, seed=seed, by=by))
+        return self._select(split=given(of=dict(of), part=part, seed=seed, by=by))
 
     def fold(self, number: int, of: int = 5, part: str = "train",
              seed: int = 0, by: Optional[str] = None) -> "Dataset":
         """Selects for k-fold cross-validation: with ``part="validation"`` the records
         of this fold, with "train" all others. ``by``: as in ``split``."""
-        return self._select(fold=_given(number=number, of=of, part=part, seed=seed,
+        return self._select(fold=given(number=number, of=of, part=part, seed=seed,
                                         by=by))
 
     def _select(self, **step: Any) -> "Dataset":
@@ -1073,7 +503,7 @@ class Dataset:
         all (``each_epoch=False``). ``window_files``: the files come in a random order,
         and records are shuffled within windows of so many of them, for storage that
         reads one file to its end faster than many in turn."""
-        return self._with(shuffle=_given(seed=seed, each_epoch=each_epoch,
+        return self._with(shuffle=given(seed=seed, each_epoch=each_epoch,
                                          window_files=window_files))
 
     def seed(self, seed: int) -> "Dataset":
@@ -1099,22 +529,25 @@ class Dataset:
         are read), for all jobs of the host. ``memory`` or ``disk``: the size, in bytes or
         such as "8G". ``zstd``: the level that entries on the disk are compressed with.
         No value of a batch changes."""
-        return self._with(cache=_given(memory=memory, disk=disk, at=at, zstd=zstd))
+        return self._with(cache=given(memory=memory, disk=disk, at=at, zstd=zstd))
 
     def snapshot(self, path: Path, at: Optional[int] = None,
                  zstd: Optional[int] = None) -> "Dataset":
         """The same in the folder ``path``, for good: written while a job takes all
         records, and read instead of them from then on. One of other data or steps is
         refused."""
-        return self._with(snapshot=_given(path=os.fspath(path), at=at, zstd=zstd))
+        return self._with(snapshot=given(path=os.fspath(path), at=at, zstd=zstd))
 
     def batch(self, size: Optional[int] = None, *,
               per_rank: Optional[int] = None,
+              by_part: Optional[Sequence[int]] = None,
               last: Optional[str] = None) -> "Dataset":
-        """Global batches of ``size`` rows, or ``per_rank`` rows for each rank.
+        """Global batches of ``size`` rows, or ``per_rank`` rows for each rank, or of a mix
+        ``by_part`` rows of one part each, as ``mix`` says of parts with a batch.
         ``last``: "partial" delivers the short last batch, "drop" leaves it out,
         "pad" fills it with zeros."""
-        return self._with(batch=_given(size=size, per_rank=per_rank, last=last))
+        return self._with(batch=given(size=size, per_rank=per_rank, by_part=by_part,
+                                       last=last))
 
     def repeat(self, epochs: Optional[int] = None) -> "Dataset":
         """Sets the number of epochs; None: forever."""
@@ -1154,7 +587,7 @@ class Dataset:
 
     def to_dict(self) -> Dict[str, Any]:
         """The spec as plain JSON types."""
-        spec: Dict[str, Any] = _plain(self._spec)
+        spec: Dict[str, Any] = plain(self._spec)
         return spec
 
     def to_json(self) -> str:
@@ -1179,38 +612,28 @@ class Dataset:
         return f"penstock.Dataset({self.to_dict()!r})"
 
 
-def _part(dataset: Dataset) -> Dict[str, Any]:
+def _part(dataset: Dataset, *apart: str) -> Dict[str, Any]:
+    """The part of a spec; ``apart``: what it may also say, which is said elsewhere."""
     if not isinstance(dataset, Dataset):
         raise TypeError(f"{dataset!r} is not a Dataset; wanted a list of them")
     spec = dataset.to_dict()
-    more = sorted(set(spec) - {"dataset", "source", "select"})
+    more = sorted(set(spec) - {"dataset", "source", "select", *apart})
     if more:
-        raise ValueError(f"a part of a dataset has a source and a selection alone: say "
-                         f"{', '.join(more)} of the whole")
-    spec.pop("dataset")
-    return spec
+        raise ValueError(f"a part of a dataset has no {', '.join(more)}: say it of the "
+                         "whole")
+    return {key: spec[key] for key in ("source", "select") if key in spec}
 
 
-def _absolute_files(files: Files) -> Any:
-    """A path, several, or {"list": path}."""
-    if isinstance(files, Mapping):
-        return {key: _absolute(each) for key, each in files.items()}
-    if isinstance(files, (str, bytes, os.PathLike)):
-        return _absolute(files)
-    paths = [_absolute(each) for each in files]
-    return paths[0] if len(paths) == 1 else paths
-
-
-def _absolute(path: Path) -> str:
-    text = os.fsdecode(path)
-    if not text:
-        raise InvalidArgument("path: wanted a path, got an empty text")
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        raise InvalidArgument(
-            f"path {text!r}: a spec is UTF-8, and this name is not: rename it, or "
-            "use a link of another name") from None
-    if re.match(r"[A-Za-z0-9+.-]+://|pipe:", text):
-        return text  # the broker says why it does not read it
-    return os.path.abspath(text)
+def _by_part(parts: Sequence[Dataset]) -> Dict[str, Any]:
+    """What a spec says of each part beside its source: maps and sizes of batches."""
+    specs = [part.to_dict() for part in parts]
+    said: Dict[str, Any] = {}
+    if any("map" in spec for spec in specs):
+        said["map_by_part"] = [spec.get("map", []) for spec in specs]
+    batches = [spec.get("batch", {}) for spec in specs]
+    if any(batches):
+        if not all(set(batch) == {"size"} for batch in batches):
+            raise ValueError("parts of a mix have a batch(size) each, or none has one; "
+                             "say the rest of the whole")
+        said["batch"] = {"by_part": [batch["size"] for batch in batches]}
+    return said

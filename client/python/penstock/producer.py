@@ -23,9 +23,9 @@ import numpy as np
 
 from penstock import _core
 from penstock.batch import TensorSpec, numpy_dtype
-from penstock.dataset import features_of
 from penstock.errors import Error, FailedPrecondition, InvalidArgument
 from penstock.reader import index, path, reconnect_option, seconds, text
+from penstock.spec_values import features_of
 
 
 class Producer:

@@ -18,7 +18,8 @@ import numpy as np
 
 from penstock import _core, errors
 from penstock.batch import Batch, Features, Holds, TensorSpec
-from penstock.dataset import Dataset, Path
+from penstock.dataset import Dataset
+from penstock.spec_values import Path
 
 State = Union[str, Mapping[str, Any]]
 Text = TypeVar("Text", bound=Optional[str])
@@ -183,7 +184,8 @@ class Reader:
 
     @property
     def element_spec(self) -> Features:
-        """``{name: TensorSpec(shape of one row, dtype)}``."""
+        """``{name: TensorSpec(shape of one row, dtype)}``; a size is None where
+        batches differ (``batch.by_part``)."""
         return self._features
 
     @property
