@@ -159,10 +159,13 @@ StatusOr<std::shared_ptr<RowCache>> OpenSnapshot(
       (options.writes || code != StatusCode::kNotFound)) {
     return cache;
   }
+  // Not with the way out of a file that is read: a private broker is kept from
+  // writing elsewhere.
   return Status(
       code,
-      Format("{}; snapshots are written below the folders that {} names",
-             cache.status().message(),
+      Format("{}: there is none that may be read, and snapshots are written "
+             "below the folders that {} names",
+             folder.string(),
              host.snapshots ? "`snapshot_path` of the broker's configuration"
                             : "PENSTOCK_SNAPSHOT_PATH"));
 }

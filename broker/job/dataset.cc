@@ -257,10 +257,15 @@ Status CompilePrograms(const DatasetSpec& spec,
     std::optional<size_t> head = KeptSteps(spec);
     if (head) *head += steps.size() - spec.map.size();
     const auto files = static_cast<ptrdiff_t>(opening->files.size());
-    PENSTOCK_ASSIGN_OR_RETURN(
-        auto program,
-        RowProgram::Compile(steps, dataset->source->RawSpecOfPart(part),
-                            functions, opening, head));
+    auto compiled = RowProgram::Compile(
+        steps, dataset->source->RawSpecOfPart(part), functions, opening, head);
+    if (!compiled.ok() && !spec.map_by_part.empty()) {
+      return Status(
+          compiled.status().code(),
+          Format("{} (rows of part {})", compiled.status().message(), part));
+    }
+    PENSTOCK_RETURN_IF_ERROR(compiled.status());
+    std::unique_ptr<RowProgram> program = *std::move(compiled);
     if (part >= kFunctionPartsMax && program->wait_ns() > 0) {
       return InvalidArgumentError(
           "map_by_part: {} with Python functions, each with processes of its "
@@ -274,7 +279,9 @@ Status CompilePrograms(const DatasetSpec& spec,
         program->head_spec() != dataset->programs[0]->head_spec()) {
       return InvalidArgumentError(
           "{}: the rows of part {} have other features than those of part 0 "
-          "where they are kept: use another `at`, or make them alike before it",
+          "where they are kept, and all need the same: leave it out, make them "
+          "alike by steps of map_by_part, or keep them after a step of `map` "
+          "that does (`at`)",
           spec.snapshot ? "snapshot" : "cache", part);
     }
     dataset->programs.push_back(std::move(program));

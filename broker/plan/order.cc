@@ -798,7 +798,7 @@ StatusOr<Mixed::Made> Mixed::Make(const PartOrders& parts, const Rule& rule,
     if (when_out != WhenOut::kStop && schedule.back().weights[i] == 0) {
       return InvalidArgumentError(
           "parts[{}]: has the weight 0 in the end, so it is never complete: "
-          "use when_out: stop",
+          "use when_out: stop, or a small weight",
           i);
     }
   }

@@ -126,12 +126,14 @@ StatusOr<Plan> Plan::From(PlanStart start, uint32_t world_size) const {
   if (steps_ != nullptr) {
     const uint64_t row = start.position % rows_per_epoch_;
     const bool owes = shards_ != nullptr && !start.owed.empty();
-    if (owes || RowsOfSteps(StepsBefore(row)) != row) {
+    const uint64_t next = RowsOfSteps(StepsBefore(row));
+    if (owes || next != row) {
       return InvalidArgumentError(
-          "row {} of epoch {}{}: with {} a job resumes where a step begins{}",
+          "row {} of epoch {}{}: with {} a job resumes where a step begins{}{}",
           row, epoch, owes ? " and rows owed before it" : "",
           shards_ != nullptr ? "shard: file" : "batch.by_part",
-          shards_ != nullptr ? ", with nothing owed" : "");
+          shards_ != nullptr ? ", with nothing owed" : "",
+          next != row ? Format(": the next is row {}", next) : "");
     }
   }
   for (const RowRange& range : start.owed) {

@@ -41,8 +41,7 @@ Status CheckParts(const YamlValue& root, const DatasetSpec& spec) {
   const auto check = [&](const YamlValue& value, size_t given,
                          std::string_view what, std::string_view none) {
     if (parts == nullptr) {
-      return value.Error(
-          "the source has no parts: leave it out, or use `mix`");
+      return value.Error("the source has no parts: leave it out, or use `mix`");
     }
     if (given == parts->size()) return OkStatus();
     return value.Error(Format("{} for {}: give one for each{}",
@@ -165,14 +164,16 @@ Status CheckCache(const YamlValue& root, const DatasetSpec& spec) {
     const TransformSpec& step = *steps[most].op;
     const std::string_view name = NameOf(step);
     return at_value.Error(Format(
-        "{}.{} {}: {}put steps without random numbers before it",
-        steps[most].path, name,
+        "{}.{} {}: {}", steps[most].path, name,
         !Draws(step) ? "puts channels first, which steps after it may not take"
         : name == "python" || name == "plugin"
             ? "is a function, which may draw random numbers, and what is kept "
               "is the same each time"
             : "draws random numbers, and what is kept is the same each time",
-        most < own ? "" : Format("use at most {}, or ", most - own)));
+        most < own ? "move it into `map`"
+                   : Format("use at most {}, or put steps without random "
+                            "numbers before it",
+                            most - own)));
   }
   return OkStatus();
 }

@@ -53,14 +53,8 @@ struct TriedRow {
 // Takes it as `peek` does, from a job of one row. nullopt: its spec, with
 // all keys and whole paths, is too long for a job.
 std::optional<TriedRow> TryRow(PrivateBroker* broker,
-                               const DatasetIndex& index) {
-  auto spec = nlohmann::ordered_json::parse(index.text);
-  auto& by_part = spec["batch"]["by_part"];
-  if (by_part.is_null()) {
-    spec["batch"] = {{"size", 1}};
-  } else {
-    std::fill(by_part.begin(), by_part.end(), 1);
-  }
+                               nlohmann::ordered_json spec) {
+  spec["batch"] = {{"size", 1}};
   spec["epochs"] = spec["steps_per_epoch"] = 1;
   spec["prefetch"] = spec["hold"] = 1;
   // A job fails when all of its rows are skipped.
@@ -95,6 +89,36 @@ std::optional<TriedRow> TryRow(PrivateBroker* broker,
   return row;
 }
 
+// The spec of each part whose rows are made otherwise than those of the others;
+// else the spec itself.
+std::vector<nlohmann::ordered_json> SpecsToTry(const DatasetIndex& index) {
+  const auto spec = nlohmann::ordered_json::parse(index.text);
+  if (!spec.contains("map_by_part")) return {spec};
+  std::vector<nlohmann::ordered_json> specs;
+  for (size_t part = 0; part < spec["map_by_part"].size(); ++part) {
+    auto& of_part = specs.emplace_back(spec);
+    auto& source = of_part["source"].begin().value();
+    source["parts"] = {spec["source"].begin().value()["parts"][part]};
+    source["parts"][0].erase("weight");
+    source.erase("schedule");
+    of_part["map_by_part"] = {spec["map_by_part"][part]};
+    of_part.erase("select");  // of all parts together
+  }
+  return specs;
+}
+
+// The row of the first spec, or the first that is an error.
+std::optional<TriedRow> TryRows(PrivateBroker* broker,
+                                const DatasetIndex& index) {
+  std::optional<TriedRow> first;
+  for (const nlohmann::ordered_json& spec : SpecsToTry(index)) {
+    std::optional<TriedRow> row = TryRow(broker, spec);
+    if (row && (!row->status.ok() || !row->passed_over.empty())) return row;
+    if (!first) first = std::move(row);
+  }
+  return first;
+}
+
 void PrintIndex(const DatasetIndex& index, int world_size,
                 const std::optional<TriedRow>& row) {
   const auto line = [](const char* what, const std::string& value) {
@@ -122,7 +146,12 @@ void PrintIndex(const DatasetIndex& index, int world_size,
   if (!index.class_names.empty()) {
     line("classes", FormatCount(index.class_names.size()));
   }
-  line("global batch", FormatCount(index.global_batch));
+  std::string batch;
+  for (const auto& of_part :
+       ArrayField(FieldOf(index.spec, "batch"), "by_part")) {
+    batch += (batch.empty() ? "by part: " : ", ") + of_part.dump();
+  }
+  line("global batch", batch.empty() ? FormatCount(index.global_batch) : batch);
   if (!index.IsStream()) {
     line("steps per epoch", FormatCount(index.steps_per_epoch));
   }
@@ -169,10 +198,18 @@ void PrintIndex(const DatasetIndex& index, int world_size,
                     : "an error, see below");
   }
   Table table({"feature", "dtype", "shape", ">bytes per row"});
-  for (const Feature& feature : index.element_spec) {
-    table.AddRow({feature.name, std::string(DTypeName(feature.dtype)),
-                  ShapeText(feature), FormatCount(feature.RowBytes())});
+  const auto add = [&table](const ElementSpec& features,
+                            const std::string& of_part) {
+    for (const Feature& feature : features) {
+      table.AddRow({feature.name + of_part,
+                    std::string(DTypeName(feature.dtype)), ShapeText(feature),
+                    FormatCount(feature.RowBytes())});
+    }
+  };
+  for (size_t part = 0; part < index.element_spec_by_part.size(); ++part) {
+    add(index.element_spec_by_part[part], Format(", part {}", part));
   }
+  if (index.element_spec_by_part.empty()) add(index.element_spec, "");
   Print(stdout, "\n{}", table.ToString());
 }
 
@@ -259,7 +296,7 @@ StatusOr<int> Check(const CheckOptions& options) {
         IndexDataset(broker->AsCall(), file, options.world_size));
     rows.emplace_back();
     if (options.row && !index.IsStream()) {
-      rows.back() = TryRow(broker.get(), index);
+      rows.back() = TryRows(broker.get(), index);
       PENSTOCK_RETURN_IF_ERROR(CheckInterrupt());
     }
     indexes.push_back(std::move(index));
@@ -322,7 +359,9 @@ Subcommand AddCheck(CLI::App& app) {
   check->add_flag("!--no-row", options->row,
                   "Do not try the first row of each dataset");
   check->footer(
-      "It reads and maps the first row, and fails with that row's error.\n"
+      "It reads and maps the first row, with map_by_part one of each part, "
+      "and\n"
+      "fails with that row's error.\n"
       "Mistakes in the spec are reported as FILE:LINE:COLUMN. It warns, with "
       "exit\n"
       "status 0, when the jobs need more memory than this machine, its "

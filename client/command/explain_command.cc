@@ -276,6 +276,14 @@ class SpecRuns {
   // The records of the first batch again and again.
   Json Repeated(uint64_t batch) const {
     Json spec = spec_;
+    const Json by_part = spec["batch"].value("by_part", Json::array());
+    if (!by_part.empty()) {
+      // A selection of all parts together would cut batches.
+      spec["steps_per_epoch"] = std::max<uint64_t>(
+          kRepeatedMin / std::max<uint64_t>(batch, 1), by_part.size());
+      if (spec["shuffle"].is_object()) spec["shuffle"]["each_epoch"] = false;
+      return spec;
+    }
     if (!spec["select"].is_array()) spec["select"] = Json::array();
     spec["select"].push_back(
         {{"take", {{"records", std::max(batch, kRepeatedMin)}}}});

@@ -65,16 +65,10 @@ StatusOr<Json> SpecToFilter(const Json& spec, const FilterOptions& options,
     return InvalidArgumentError("--steps {}: its `map` has {}", options.steps,
                                 Counted(steps.size(), "step", "steps"));
   }
-  const Json by_part = spec.value("map_by_part", Json::array());
-  for (size_t part = 0; part < by_part.size(); ++part) {
-    for (size_t i = 0; i < by_part[part].size(); ++i) {
-      const auto step = by_part[part][i].begin();
-      if (IsAlwaysTheSame(step.key(), step.value())) continue;
-      return FailedPreconditionError(
-          "map_by_part[{}][{}].{}: is random, and each record is judged once: "
-          "filter the part by a spec of its own",
-          part, i, step.key());
-    }
+  if (spec.contains("map_by_part") || spec["batch"].contains("by_part")) {
+    return FailedPreconditionError(
+        "its parts have steps or batches of their own: filter each part by a "
+        "spec of its own, and put `filter` into the part's `select`");
   }
   Json map = Json::array();
   for (uint64_t i = 0; i < options.steps; ++i) {
@@ -224,9 +218,7 @@ StatusOr<int> Filter(const FilterOptions& options) {
   header.function = options.function;
   const std::string code = CodeOf(options.function);
   if (!code.empty()) {
-    std::string steps = of_one["map"].dump();
-    if (of_one.contains("map_by_part")) steps += of_one["map_by_part"].dump();
-    header.predicate = PredicateDigest(code + steps);
+    header.predicate = PredicateDigest(code + of_one["map"].dump());
   }
   KeptRecordsHeader there;
   if (!options.force && !code.empty() &&

@@ -66,6 +66,10 @@ StatusOr<DatasetIndex> DatasetIndexFromJson(const nlohmann::json& answer) {
   }
   PENSTOCK_ASSIGN_OR_RETURN(
       index.element_spec, ElementSpecFromJson(FieldOf(answer, "element_spec")));
+  for (const auto& part : ArrayField(answer, "element_spec_by_part")) {
+    PENSTOCK_ASSIGN_OR_RETURN(ElementSpec element, ElementSpecFromJson(part));
+    index.element_spec_by_part.push_back(std::move(element));
+  }
   index.memory_bytes = CountField(answer, "memory_bytes").value_or(0);
   index.retained_bytes = CountField(answer, "retained_bytes").value_or(0);
   for (const nlohmann::json& name : ArrayField(answer, "class_names")) {

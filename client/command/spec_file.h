@@ -36,6 +36,7 @@ struct DatasetIndex {
   std::string text;     // of it, as JSON with its keys in order
   uint64_t records = 0;
   ElementSpec element_spec;
+  std::vector<ElementSpec> element_spec_by_part;  // where shapes differ
   uint64_t global_batch = 0;
   uint64_t steps_per_epoch = 0;
   uint64_t memory_bytes = 0;             // of the job; 0: unknown

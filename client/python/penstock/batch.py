@@ -203,7 +203,7 @@ class Batch(Mapping[str, np.ndarray]):
     @property
     def global_rows(self) -> int:
         """Rows of the global batch, padding not counted: to weigh gradients. The
-        same on every rank."""
+        same on every rank: rows that ``on_error: skip`` left out are counted."""
         return self._held().global_rows
 
     @property
