@@ -598,7 +598,8 @@ def make_data(options, peers):
         subprocess.run([python, PARTS / "data.py", options.data, options.files,
                         partial], check=True)
         partial.rename(folder)
-    options.files = folder
+    # Peers' own formats of these files lie beside them.
+    options.files = options.formats = folder
     return what
 
 

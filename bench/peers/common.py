@@ -48,6 +48,12 @@ def photographs(folder):
             for path in sorted(path_of_class.glob("*.*"))]
 
 
+def parts(folder):
+    """The folders of a mixture's parts; of other data, the folder itself."""
+    folder = pathlib.Path(folder)
+    return sorted(folder.glob("part-*")) or [folder]
+
+
 def share(config):
     """(this consumer's number, of how many) the data is to be divided by: in
     `shared` every consumer is alone with the whole of it."""

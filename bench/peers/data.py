@@ -5,13 +5,29 @@ one), what a batch is, and Penstock's source. The files of a consumer's data are
 in config["files"].
 """
 
+import itertools
 import json
 import pathlib
 import random
-import subprocess
 import sys
 
 import common
+
+
+def link(files, chosen, folder):
+    """Makes a folder of links to the chosen photographs, with all classes of the
+    files: a label is the same in every such folder."""
+    for path, _ in files:
+        pathlib.Path(folder, pathlib.Path(path).parent.name).mkdir(
+            parents=True, exist_ok=True)
+    for path, _ in chosen:
+        path = pathlib.Path(path).resolve()
+        pathlib.Path(folder, path.parent.name, path.name).symlink_to(path)
+
+
+def by_class(files):
+    return [list(of_class) for _, of_class in
+            itertools.groupby(files, key=lambda file: file[1])]
 
 
 class Photographs:
@@ -34,6 +50,7 @@ class Photographs:
     }
     BEGINS = ()
     VENV = None  # that `make` runs in
+    WEIGHTS = (1,)  # of the parts of a mixture
     MAP = """\
 map:
   - decode_image: {crop: {random_resized: {scale: [0.08, 1.0], ratio: [0.75, 1.3333333]}}, size: [224, 224]}
@@ -49,6 +66,13 @@ map:
     @classmethod
     def make(cls, photographs, folder):
         """Nothing: the photographs are the data."""
+
+    @classmethod
+    def parts(cls, config, rank, of):
+        """(weight, [(path, label)]) of a consumer's share of each part."""
+        return [(weight, common.photographs(folder)[rank::of])
+                for weight, folder in zip(cls.WEIGHTS,
+                                          common.parts(config["photographs"]))]
 
     @classmethod
     def source(cls, config):
@@ -134,6 +158,49 @@ class TFRecord(Photographs):
     def source(cls, config):
         return (f"tfrecord: {{files: \"{config['files']}/*.tfrecord\", features: "
                 "{image: {encoded: true}, label: {dtype: int64, shape: []}}}")
+
+
+class Mixture(Photographs):
+    """The same in 8 folders, mixed in proportion to unequal weights."""
+    PEERS = {name: Photographs.PEERS[name] for name in
+             ("penstock", "streaming", "grain", "tf-data")}
+    WEIGHTS = (8, 4, 2, 1, 1, 1, 1, 2)
+
+    @classmethod
+    def make(cls, photographs, folder):
+        files = common.photographs(photographs)
+        for part in range(len(cls.WEIGHTS)):
+            link(files, files[part::len(cls.WEIGHTS)], f"{folder}/part-{part}")
+
+    @classmethod
+    def source(cls, config):
+        parts = ", ".join(
+            f"{{source: {{image_folder: {{path: {path}}}}}, weight: {weight}}}"
+            for path, weight in zip(common.parts(config["photographs"]),
+                                    cls.WEIGHTS))
+        return f"mix: {{parts: [{parts}], when_out: repeat}}"
+
+
+class Balanced(Photographs):
+    """The same, the n-th of 13 classes with an n-th of them: as many rows of each."""
+    PEERS = {name: Photographs.PEERS[name] for name in
+             ("penstock", "pytorch", "pytorch-tuned", "tf-data", "grain")}
+
+    @classmethod
+    def make(cls, photographs, folder):
+        files = common.photographs(photographs)
+        link(files, [file for label, of_class in enumerate(by_class(files))
+                     for file in of_class[::label + 1]], folder)
+
+    @classmethod
+    def parts(cls, config, *_):
+        # Each consumer draws from all: a class may be smaller than their number.
+        return [(1, files) for files in
+                by_class(common.photographs(config["photographs"]))]
+
+    @classmethod
+    def steps(cls, config):
+        return "select: [balance: {by: label}]\n" + super().steps(config)
 
 
 class Rows:
@@ -240,7 +307,8 @@ class Python(Rows):
 DATA = {"photographs": Photographs, "randaugment": RandAugment, "mixup": Mixup,
         "png": Png, "webdataset": WebDataset,
         "tfrecord": TFRecord, "rows": Rows, "tokens": Tokens,
-        "json": JsonLines, "python": Python}
+        "json": JsonLines, "python": Python, "mixture": Mixture,
+        "balanced": Balanced}
 
 if __name__ == "__main__":
     DATA[sys.argv[1]].make(sys.argv[2], sys.argv[3])

@@ -1,4 +1,4 @@
-"""Grain, the loader of JAX: a MapDataset, shuffled and sharded by slicing,
+"""Grain, the loader of JAX: a MapDataset of a share of the files, shuffled,
 made into batches by threads or by worker processes. Grain has no decoder; its
 users bring one: Pillow and the table of common.PillowTransform.
 
@@ -9,6 +9,7 @@ processes.
 import sys
 
 import common
+from data import DATA
 
 TITLE = "Grain"
 VENV = "grain"
@@ -40,8 +41,10 @@ def batches(config):
         draw = random.Random(int(generator.integers(1 << 62)))
         return transform(path, draw), label
 
-    data = grain.MapDataset.source(common.photographs(config["photographs"]))
-    data = data.seed(common.SEED).shuffle()[rank::of].repeat()
+    weights, parts = zip(*DATA[config["data"]].parts(config, rank, of))
+    data = grain.MapDataset.mix(
+        [grain.MapDataset.source(files).seed(common.SEED + rank).shuffle().repeat()
+         for files in parts], weights)
     data = data.random_map(load).batch(config["batch"], drop_remainder=True)
     threads = chosen.get("threads", 1)
     data = data.to_iter_dataset(grain.ReadOptions(

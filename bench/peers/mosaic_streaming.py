@@ -16,6 +16,7 @@ import sys
 
 import common
 import pytorch_dataloader
+from data import DATA
 from pytorch_dataloader import settings
 
 TITLE = "MosaicML Streaming"
@@ -25,15 +26,19 @@ WORKLOADS = ["divided", "shared"]
 SHARES = False
 NOTE = "Pillow and a NumPy table; MDS shards"
 FORMAT = "mds"
-REPEAT = 200  # passes over the photographs in what it takes for an epoch
+EPOCH = 200_000  # samples in what it takes for an epoch
 
 
 def prepare(photographs, folder):
     common.import_torchvision()
     from streaming import MDSWriter
-    with MDSWriter(out=folder, columns={"jpg": "bytes", "label": "int"}) as out:
-        for path, label in common.photographs(photographs):
-            out.write({"jpg": pathlib.Path(path).read_bytes(), "label": label})
+    for part in common.parts(photographs):
+        shards = pathlib.Path(folder, part.relative_to(photographs))
+        with MDSWriter(out=str(shards),
+                       columns={"jpg": "bytes", "label": "int"}) as out:
+            for path, label in common.photographs(part):
+                out.write({"jpg": pathlib.Path(path).read_bytes(),
+                           "label": label})
 
 
 def load_libraries():
@@ -78,8 +83,10 @@ def batches(config):
 
     def open_dataset():
         return Photographs(
-            streams=[streaming.Stream(local=str(folder), repeat=REPEAT)],
-            batch_size=config["batch"], shuffle=True,
+            streams=[streaming.Stream(local=str(part), proportion=weight)
+                     for part, weight in zip(
+                         common.parts(folder), DATA[config["data"]].WEIGHTS)],
+            epoch_size=EPOCH, batch_size=config["batch"], shuffle=True,
             shuffle_seed=common.SEED, num_canonical_nodes=1)
 
     if config["workload"] == "shared":

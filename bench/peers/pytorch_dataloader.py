@@ -5,6 +5,8 @@ Settings: 0, 1 or 2 worker processes, kept over epochs. One thread per process,
 as torchrun sets it.
 """
 
+import collections
+import itertools
 import sys
 
 import common
@@ -57,6 +59,16 @@ class EndlessSampler:
         return sys.maxsize
 
 
+def balanced_sampler(files, config):
+    """Classes with equal chances, drawn from all files by each consumer."""
+    import torch
+    sizes = collections.Counter(label for _, label in files)
+    sampler = torch.utils.data.WeightedRandomSampler(
+        [1 / sizes[label] for _, label in files], len(files),
+        generator=torch.Generator().manual_seed(common.SEED + config["rank"]))
+    return itertools.chain.from_iterable(itertools.repeat(sampler))
+
+
 def torchvision_transform(config):
     import torch
     from PIL import Image
@@ -97,7 +109,9 @@ def endless(data, config):
     workers = config["settings"]["num_workers"]
     return torch.utils.data.DataLoader(
         data, batch_size=config["batch"], num_workers=workers,
-        sampler=EndlessSampler(len(data), config),
+        sampler=(balanced_sampler(data.files, config)
+                 if config["data"] == "balanced"
+                 else EndlessSampler(len(data), config)),
         collate_fn=mixed if config["data"] == "mixup" else None,
         persistent_workers=workers > 0)
 

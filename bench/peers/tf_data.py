@@ -8,6 +8,7 @@ Settings: AUTOTUNE, or a private pool of 1 or 2 threads with as many calls.
 import sys
 
 import common
+from data import DATA
 
 TITLE = "tf.data"
 VENV = "tensorflow"
@@ -53,11 +54,14 @@ def photographs(config, rank, of):
             tf.data.TFRecordDataset, cycle_length=4,
             num_parallel_calls=calls(config), deterministic=False)
         return records.shuffle(256, seed=common.SEED).map(parse)
-    files = common.photographs(config["photographs"])
-    data = tf.data.Dataset.from_tensor_slices(
-        ([path for path, _ in files], [label for _, label in files]))
-    data = data.shard(of, rank)
-    return data.shuffle(len(files), seed=common.SEED).repeat()
+    seed = common.SEED + rank
+    weights, parts = zip(*DATA[config["data"]].parts(config, rank, of))
+    made = [tf.data.Dataset.from_tensor_slices(tuple(map(list, zip(*files))))
+            .shuffle(len(files), seed=seed).repeat() for files in parts]
+    if len(made) == 1:
+        return made[0]
+    return tf.data.Dataset.sample_from_datasets(
+        made, [weight / sum(weights) for weight in weights], seed=seed)
 
 
 def transform(config):
