@@ -52,6 +52,7 @@ PARTS = HERE / "peers"
 sys.path.insert(0, str(PARTS))
 
 import chart  # noqa: E402
+import common  # noqa: E402
 import measure  # noqa: E402
 from data import DATA  # noqa: E402
 
@@ -622,6 +623,11 @@ def main():
             peer.versions = peer.module.versions(options.build)
     progress("making the data")
     data = make_data(options, peers)
+    if hasattr(DATA[options.data], "KEEP"):
+        # An epoch of each consumer: what is kept is there before the window.
+        count = len(common.photographs(options.files))
+        options.warmup_batches = max(options.warmup_batches,
+                                     count // options.batch + 1)
     for peer in peers:
         progress(f"making the format of {peer.title}")
         peer.prepare(options.files, options.formats, logs)

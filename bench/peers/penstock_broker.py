@@ -67,7 +67,10 @@ def command(config):
         path = spec.with_name("state.json")
         path.write_text(json.dumps(state))
         begin = ["--state", path]
-    return [build / "client" / "command" / "penstock", "run",
+    # Caches of this comparison, not of others before.
+    return ["env", f"PENSTOCK_CACHE_DIR={config['folder']}/cache",
+            f"PENSTOCK_SNAPSHOT_PATH={config['folder']}",
+            build / "client" / "command" / "penstock", "run",
             "--dataset", spec, *begin, "--ranks", config["consumers"], "--workers",
             config["settings"]["workers"], "--",
             build / "bench" / "consumer", config["socket"],
