@@ -12,7 +12,7 @@ import numpy_memmap
 from pytorch_dataloader import EndlessSampler
 
 TITLE = "Hugging Face datasets"
-VENV = "torch"
+VENV = "huggingface"  # streaming wants an older huggingface-hub
 DISTRIBUTIONS = ["datasets", "pyarrow"]
 WORKLOADS = ["divided", "shared"]
 SHARES = False
