@@ -190,7 +190,8 @@ StatusOr<JobState> JobStateFromJson(const nlohmann::json& json) {
         each[2] == 0 || !each[3].is_boolean()) {
       return Wrong(
           json, "owed",
-          "a list of [epoch, row, rows, redelivered] with 1 or more rows");
+          "a list of [epoch, row, rows, redelivered] with 1 or more rows, and "
+          "true or false as the last");
     }
     state.owed.push_back({each[0].get<uint64_t>(), each[1].get<uint64_t>(),
                           each[2].get<uint64_t>(), each[3].get<bool>()});

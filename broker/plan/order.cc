@@ -927,8 +927,10 @@ StatusOr<std::vector<uint32_t>> WholeWeights(
     if (exact) return whole;
   }
   return InvalidArgumentError(
-      "weights have at most six digits after the point: give whole numbers in "
-      "the same proportion, such as [1, 2] for a third and two thirds");
+      "weights have at most six digits after the point, and ten in all: give "
+      "whole numbers in the same proportion, such as [1, 2] for a third and "
+      "two "
+      "thirds");
 }
 
 }  // namespace penstock
