@@ -273,6 +273,7 @@ TEST_F(DiskCacheTest, ACacheOfOtherDataBeginsAnew) {
 TEST_F(DiskCacheTest, FilesOfOthersAreLeftAlone) {
   std::filesystem::create_directories(folder_ + "/s");
   Write(options_.files.index, "the only copy of my thesis, chapter 1");
+  chmod(options_.files.index.c_str(), 0644);  // whatever the umask
   const Status status = OpenStatus();
   EXPECT_EQ(status.code(), StatusCode::kFailedPrecondition);
   EXPECT_THAT(status.message(), HasSubstr("give another path"));
