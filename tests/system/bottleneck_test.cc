@@ -17,7 +17,7 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "tests/support/delivery_fixture.h"
-#include "tests/support/gated_file_system.h"
+#include "tests/support/slow_pictures.h"
 
 namespace penstock {
 namespace {
@@ -539,23 +539,9 @@ TEST_F(BottleneckSystemTest, SlowProducersAreNamed) {
 }
 
 TEST_F(BottleneckSystemTest, StorageIsNamed) {
-  const std::filesystem::path mount = broker_.folder() / "mount";
-  const std::filesystem::path pictures = broker_.folder() / "pictures" / "cat";
-  std::filesystem::create_directories(mount);
-  std::filesystem::create_directories(pictures);
-  // It answers pending reads every half second.
-  GatedFileSystem storage(mount, SIZE_MAX);
-  if (!storage.mounted()) GTEST_SKIP() << "no FUSE: " << strerror(errno);
-  // More than are read here: a whole epoch must contain a picture.
-  for (int i = 0; i < 5000; ++i) {
-    const std::string file = std::to_string(i) + ".jpg";
-    std::filesystem::create_symlink(mount / file, pictures / file);
-  }
-  StartRanks("dataset: pictures\nsource: {image_folder: {path: " +
-                 pictures.parent_path().string() +
-                 "}}\nmap:\n  - decode_image: {size: [8, 8]}\n"
-                 "batch: {size: 8}\nepochs: forever\non_error: skip\n",
-             1, [](int) {});
+  const SlowPictures pictures(broker_.folder());
+  if (!pictures.mounted()) GTEST_SKIP() << "no FUSE: " << strerror(errno);
+  StartRanks(pictures.Spec(), 1, [](int) {});
   ExpectFound("storage", "storage is the bottleneck");
   StopRanks();  // before the storage is gone
 }

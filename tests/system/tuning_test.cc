@@ -19,7 +19,7 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "tests/support/delivery_fixture.h"
-#include "tests/support/gated_file_system.h"
+#include "tests/support/slow_pictures.h"
 
 namespace penstock {
 namespace {
@@ -81,23 +81,12 @@ class TuningTest : public DeliveryTest {
 };
 
 TEST_F(TuningTest, WorkersWhoseReadsBlockThemBecomeMore) {
-  const std::filesystem::path mount = broker_.folder() / "mount";
-  const std::filesystem::path pictures = broker_.folder() / "pictures" / "cat";
-  std::filesystem::create_directories(mount);
-  std::filesystem::create_directories(pictures);
-  GatedFileSystem storage(mount, SIZE_MAX);
-  if (!storage.mounted()) GTEST_SKIP() << "no FUSE: " << strerror(errno);
-  for (int i = 0; i < 5000; ++i) {
-    const std::string file = std::to_string(i) + ".jpg";
-    std::filesystem::create_symlink(mount / file, pictures / file);
-  }
+  const SlowPictures pictures(broker_.folder());
+  if (!pictures.mounted()) GTEST_SKIP() << "no FUSE: " << strerror(errno);
   StartBroker(
       {"--config", broker_.Write("pread.yaml", "read_backend: pread\n")});
   const uint64_t before = Status().at("broker").at("workers");
-  StartRank("dataset: pictures\nsource: {image_folder: {path: " +
-            pictures.parent_path().string() +
-            "}}\nmap:\n  - decode_image: {size: [8, 8]}\n"
-            "batch: {size: 8}\nepochs: forever\non_error: skip\n");
+  StartRank(pictures.Spec());
   const nlohmann::json broker =
       WaitFor([&](const nlohmann::json& status) {
         return status.at("broker").at("workers") >= 4 * before;
