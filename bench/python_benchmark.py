@@ -1,8 +1,9 @@
 #!/usr/bin/env python3
 """Question: what does Python add? To taking a batch, to a consumer's rate, to a
-step of `map`, to a process that makes rows.
+step of `map`, to a process that makes rows. How much of the rate that functions alone allow is
+left where few rows cost much more than the others?
 
-Method: four tables, each of alternatives that run in turn, --runs times, with
+Method: five tables, each of alternatives that run in turn, --runs times, with
 the mean and the range of the ratios, turn by turn:
 
   next()    a batch that is ready: `next` of a Reader, and the release of the one
@@ -13,6 +14,11 @@ the mean and the range of the ratios, turn by turn:
   step      the same NumPy function as a step of `map` in the service and in the
             workers of a torch DataLoader, two processes each; rows of one file.
             Rate and CPU seconds of all processes
+  tail      rows of a Python dataset that take 2 ms each (a sleep), 1 in 100 of them
+            200 ms: four processes that only call the functions, each taking the
+            next row when it has one done; then penstock.torch.DataLoader with four
+            processes, and PyTorch's, in order and not. Of the rows
+            whose function was not called yet when the first batch came
   producer  batches of NumPy rows from one process to another: penstock.producer
             beside multiprocessing.Queue, one consumer, small rows and large ones
 
@@ -24,6 +30,7 @@ processors here, so what is made and who takes it share them.
 """
 
 import argparse
+import functools
 import json
 import multiprocessing
 import os
@@ -221,6 +228,68 @@ def dataloader_step(folder, records, epochs):
     return samples / spent, (cpu_s() - before) / (epochs * records) * 1000
 
 
+# ---- tail
+
+class HeavyTail:
+    """Row i, after the time that it takes. Each call adds a byte to `calls`."""
+
+    ROW_S = 0.002
+    COSTLY = 100  # rows, of which one takes so many times as long
+
+    def __init__(self, records, folder):
+        costs = np.full(records, self.ROW_S)
+        costs[::self.COSTLY] *= self.COSTLY
+        self.costs = np.random.default_rng(1).permutation(costs)
+        self.calls = str(folder / "calls")
+        pathlib.Path(self.calls).write_bytes(b"")
+
+    def __len__(self):
+        return len(self.costs)
+
+    def __getitem__(self, i):
+        with open(self.calls, "ab") as calls:
+            calls.write(b"1")
+        time.sleep(self.costs[i])
+        return np.full(16, i, np.float32)
+
+
+PROCESSES = 4
+
+
+def functions_alone(records, folder):
+    dataset = HeavyTail(records, folder)
+    done = multiprocessing.Value("q", 0)
+
+    def call():
+        while True:
+            with done.get_lock():
+                row = done.value
+                done.value += 1
+            if row >= records:
+                return
+            dataset[row]
+
+    callers = [multiprocessing.Process(target=call) for _ in range(PROCESSES)]
+    begin = time.perf_counter()
+    for caller in callers:
+        caller.start()
+    for caller in callers:
+        caller.join()
+    return records / (time.perf_counter() - begin)
+
+
+def tail_rate(make, records, folder):
+    dataset = HeavyTail(records, folder)
+    rows, begin, called = 0, 0, 0
+    for batch in make(dataset, batch_size=32, num_workers=PROCESSES):
+        rows += len(batch)
+        if not begin:
+            begin, called = time.perf_counter(), os.stat(dataset.calls).st_size
+        if rows == records:
+            return (records - called) / (time.perf_counter() - begin)
+    raise AssertionError(f"{rows} rows of {records}")
+
+
 # ---- producer
 
 def put_rows(socket, shape, batch, batches):
@@ -282,7 +351,7 @@ def main():
     parser.add_argument("--runs", type=int, default=5,
                         help="of each alternative (default: %(default)s)")
     parser.add_argument("--only", choices=["next", "consumer", "step",
-                                           "producer"], help="this table")
+                                           "tail", "producer"], help="this table")
     parser.add_argument("--tiny", action="store_true",
                         help="so short that the figures mean nothing")
     parser.add_argument("--json", action="store_true", help="print JSON")
@@ -329,6 +398,26 @@ def main():
                 rate.add(name, run)
                 cpu.add(name, lambda found=found: found.pop(0)[1])
             tables += [rate, cpu]
+        if wanted("tail"):
+            records = 1000 if options.tiny else 12_000
+            table = Table("rows, 1 % of which cost 100 times the others",
+                          "samples/s")
+            table.add("the functions alone",
+                      lambda: functions_alone(records, folder))
+            try:
+                from penstock.torch import DataLoader as PenstockLoader
+                from torch.utils.data import DataLoader
+                for name, make in (
+                        ("penstock.torch.DataLoader", PenstockLoader),
+                        ("torch DataLoader", DataLoader),
+                        ("torch DataLoader, out of order",
+                         functools.partial(DataLoader, in_order=False))):
+                    table.add(name,
+                              lambda make=make: tail_rate(make, records,
+                                                          folder))
+            except ImportError:
+                print("no torch: only the functions alone", file=sys.stderr)
+            tables.append(table)
         if wanted("producer"):
             for shape, batch, batches in (((8,), 64, 20_000),
                                           (IMAGE, 64, 500)):

@@ -3,6 +3,7 @@
 // populated; moving that memory later.
 
 #include <algorithm>
+#include <chrono>
 #include <new>
 #include <nlohmann/json.hpp>
 #include <stdexcept>
@@ -17,6 +18,9 @@
 
 namespace penstock {
 namespace {
+
+// Unmapping takes about 0.1 s a gigabyte.
+constexpr std::chrono::seconds kMemoryReturn{10};
 
 // Records the events of one job in the journal.
 class JobInJournal : public JobRecord {
@@ -267,6 +271,11 @@ Status JobTable::Open(Entry* entry) {
          number = entry->number] {
           StatusOr<std::shared_ptr<Job>> job =
               MakeJob(key, options, number, opening);
+          // Jobs that have just ended are still giving their memory back.
+          if (job.status().code() == StatusCode::kResourceExhausted &&
+              deferred_->Finish(kMemoryReturn)) {
+            job = MakeJob(key, options, number, opening);
+          }
           if (!job.ok()) {
             loop_->Post([this, entry, opening, status = job.status()] {
               Opened(entry, status);

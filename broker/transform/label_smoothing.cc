@@ -13,7 +13,7 @@ const Declaration<LabelSmoothingOp>& LabelSmoothingOp::Declared() {
           "labels, as the label_smoothing of Keras' CategoricalCrossentropy "
           "and PyTorch's CrossEntropyLoss.")
           .Gives("floats [..., classes] → the same")
-          .Example("{feature: label, smoothing: 0.1}")
+          .Example("{smoothing: 0.1}")
           .Optional("feature", &LabelSmoothingOp::feature, FeatureNamesType(),
                     kFeatureText)
           .Optional("smoothing", &LabelSmoothingOp::smoothing, Number(0, 1),

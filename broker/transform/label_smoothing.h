@@ -7,7 +7,7 @@
 namespace penstock {
 
 struct LabelSmoothingOp {
-  FeatureNames feature = DefaultFeature();
+  FeatureNames feature = DefaultLabel();
   double smoothing = 0.1;
   bool operator==(const LabelSmoothingOp&) const = default;
 

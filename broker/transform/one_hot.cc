@@ -59,7 +59,7 @@ const Declaration<OneHotOp>& OneHotOp::Declared() {
                             "A label as zeros with a one at its place, as "
                             "tf.one_hot.")
           .Gives("integers [...] → dtype [..., classes]")
-          .Example("{feature: label, classes: 10}")
+          .Example("{classes: 10}")
           .Optional("feature", &OneHotOp::feature, FeatureNamesType(),
                     kFeatureText)
           .Required("classes", &OneHotOp::classes,

@@ -10,7 +10,7 @@ namespace penstock {
 struct OneHotOp {
   enum class OutOfRange { kFail, kZeros };
 
-  FeatureNames feature = DefaultFeature();
+  FeatureNames feature = DefaultLabel();
   int64_t classes = 0;
   DType dtype = DType::kFloat32;
   OutOfRange out_of_range = OutOfRange::kFail;

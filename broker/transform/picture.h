@@ -34,11 +34,14 @@ ValueType<Layout> LayoutType();
 inline constexpr char kLayoutText[] = "channels last, or first";
 
 // The features that an op of single features changes, each for itself but with
-// the same random numbers. If there is only one feature, the default means that
+// the same random numbers. If there is only one feature, a default means that
 // one.
 using FeatureNames = std::vector<std::string>;
 inline constexpr char kDefaultFeature[] = "image";
 inline FeatureNames DefaultFeature() { return {kDefaultFeature}; }
+// Of an op of labels.
+inline constexpr char kDefaultLabel[] = "label";
+inline FeatureNames DefaultLabel() { return {kDefaultLabel}; }
 // A name, or a list of them.
 ValueType<FeatureNames> FeatureNamesType();
 // The same, of a key that may be absent.

@@ -27,7 +27,10 @@ PathBuilder* RowBuilder::Named(const std::string& name) const {
 
 StatusOr<PathBuilder*> RowBuilder::Find(const std::string& name) const {
   if (PathBuilder* const found = Named(name)) return found;
-  if (paths_.size() == 1 && name == kDefaultFeature) return paths_[0].get();
+  if (paths_.size() == 1 &&
+      (name == kDefaultFeature || name == kDefaultLabel)) {
+    return paths_[0].get();
+  }
   std::string known;
   for (const auto& path : paths_) {
     known += (known.empty() ? "" : ", ") + path->feature().name;

@@ -16,7 +16,7 @@ def test_it_runs_and_prints_its_tables():
     assert result.returncode == 0, result.stderr
     tables = json.loads(result.stdout)
     assert [len(table["rows"]) for table in tables][:2] == [1, 2]
-    assert len(tables) == 6
+    assert len(tables) == 7
     for table in tables:
         for row in table["rows"]:
             assert row["mean"] > 0 and row["ratio"] > 0, row

@@ -40,8 +40,8 @@ def test_numbers_as_numpy(attach, numbers):
         penstock.rescale(0.5, 2, feature="y"),
         penstock.clip(-1, 3, feature="y"),
         penstock.bucketize([-10, 0, 10], feature="n"),
-        penstock.one_hot(5, feature="label"),
-        penstock.label_smoothing(0.2, feature="label"),
+        penstock.one_hot(5),
+        penstock.label_smoothing(0.2),
         penstock.select(["label", "y", "n"])))
     assert list(got) == ["label", "y", "n"]
     np.testing.assert_array_equal(

@@ -254,7 +254,7 @@ TEST_F(MapValuesTest, BucketizeIsDiscretizationOfKeras) {
 
 TEST_F(MapValuesTest, OneHotAndItsSmoothing) {
   Add<int64_t>("label", {2}, {});
-  EXPECT_THAT(Make<float>("[{one_hot: {feature: label, classes: 4}}]"),
+  EXPECT_THAT(Make<float>("[{one_hot: {classes: 4}}]"),
               ElementsAre(0, 0, 1, 0));
   EXPECT_THAT(Make<float>("[{one_hot: {feature: label, classes: 4}}, "
                           "{label_smoothing: {feature: label, smoothing: "

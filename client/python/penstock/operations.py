@@ -1,8 +1,9 @@
 """The operations of a spec's ``map``: each function makes one entry.
 
 None stands for the spec's default, below in parentheses. ``feature`` names the
-feature that an operation changes (``image``, or the only one), or several, which
-have the same random numbers. Nothing is checked here: the broker checks a spec.
+feature that an operation changes (``image``, of ``one_hot`` and
+``label_smoothing`` ``label``; or the only one), or several, which have the same
+random numbers. Nothing is checked here: the broker checks a spec.
 """
 
 from __future__ import annotations

@@ -1,0 +1,55 @@
+// Promise: jobs that fit into memory_limit one after the other run one after
+// the other, however fast the next begins: it waits for the memory of those
+// that have just ended. Method: a broker whose limit holds one job, and 16 jobs
+// of 256 MiB, whose memory takes some time to return.
+#include <string>
+
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "tests/support/delivery_fixture.h"
+
+namespace penstock {
+namespace {
+
+class MemoryLimitTest : public testing::Test {
+ protected:
+  // 2 batches of 128 MiB.
+  Options Large(const std::string& job) {
+    Options options;
+    options.spec =
+        "dataset: large\nprefetch: 1\nhold: 1\nbatch: {size: 32}\n"
+        "source: {synthetic: {records: 64, features: {x: {dtype: uint8, "
+        "shape: [4194304]}}}}\n";
+    options.rank = 0;
+    options.world_size = 1;
+    options.socket = broker_.socket();
+    options.job = job;
+    options.timeout_s = 60;
+    return options;
+  }
+
+  BrokerProcess broker_{{"--memory-limit", "300M"}};
+};
+
+TEST_F(MemoryLimitTest, TheNextJobWaitsForTheMemoryOfTheLast) {
+  for (int i = 0; i < 16; ++i) {
+    Reader reader(Large("job" + std::to_string(i)));
+    Batch batch;
+    ASSERT_EQ(reader.next(&batch), Reader::Result::kBatch);
+  }
+}
+
+TEST_F(MemoryLimitTest, AJobBesideAnotherIsRefused) {
+  Reader reader(Large("first"));
+  Batch batch;
+  ASSERT_EQ(reader.next(&batch), Reader::Result::kBatch);
+  try {
+    Reader second(Large("second"));
+    FAIL() << "it opens";
+  } catch (const Error& error) {
+    EXPECT_THAT(error.what(), testing::HasSubstr("memory_limit is 300.0 MiB"));
+  }
+}
+
+}  // namespace
+}  // namespace penstock
