@@ -6,8 +6,6 @@
 #ifndef BROKER_BASE_DEFERRED_DESTRUCTION_H_
 #define BROKER_BASE_DEFERRED_DESTRUCTION_H_
 
-#include <chrono>
-#include <cstdint>
 #include <memory>
 #include <thread>
 #include <vector>
@@ -24,9 +22,6 @@ class DeferredDestruction {
   ~DeferredDestruction();
   void Destroy(std::shared_ptr<void> thing);
   void Close(std::vector<Fd> fds);
-  // Waits until what has been handed over is destroyed, at most for so long.
-  // False: there was nothing to wait for.
-  bool Finish(std::chrono::seconds longest);
 
  private:
   void Run();
@@ -34,8 +29,6 @@ class DeferredDestruction {
   Mutex mutex_;
   CondVar changed_;
   std::vector<std::shared_ptr<void>> things_ ABSL_GUARDED_BY(mutex_);
-  uint64_t handed_ ABSL_GUARDED_BY(mutex_) = 0;
-  uint64_t destroyed_ ABSL_GUARDED_BY(mutex_) = 0;
   bool stop_ ABSL_GUARDED_BY(mutex_) = false;
   std::thread thread_;
 };

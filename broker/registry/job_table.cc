@@ -572,7 +572,9 @@ void JobTable::End(Entry& entry, const std::string& reason, bool awaited) {
   entry.over = true;
   if (!awaited && entry.number != 0) journal_->JobEnded(entry.number);
   NoteEnded(entry, awaited);
-  if (entry.job != nullptr) entry.job->Recall(reason);
+  if (entry.job == nullptr) return;
+  entry.job->Recall(reason);
+  reserved_->WillReturn(entry.job->memory());
 }
 
 void JobTable::CancelAttach(uint64_t attach) {

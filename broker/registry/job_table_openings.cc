@@ -269,11 +269,14 @@ Status JobTable::Open(Entry* entry) {
   Start(opening, entry->key.uid,
         [this, entry, opening, key = entry->key, options = entry->options,
          number = entry->number] {
+          uint64_t returns = reserved_->returns();
           StatusOr<std::shared_ptr<Job>> job =
               MakeJob(key, options, number, opening);
-          // Jobs that have just ended are still giving their memory back.
-          if (job.status().code() == StatusCode::kResourceExhausted &&
-              deferred_->Finish(kMemoryReturn)) {
+          // Perhaps it fits when jobs that end have returned their memory.
+          const auto latest = std::chrono::steady_clock::now() + kMemoryReturn;
+          while (job.status().code() == StatusCode::kResourceExhausted &&
+                 reserved_->AwaitReturn(&returns, latest,
+                                        opening->progress.cancel)) {
             job = MakeJob(key, options, number, opening);
           }
           if (!job.ok()) {
@@ -422,7 +425,7 @@ StatusOr<std::shared_ptr<void>> JobTable::ReserveMemory(
   if (layout.retained_bytes == 0) return taken.bytes;
   // The retained rows get their pages only when ranks are slow: until the job
   // ends all of them count as not populated.
-  return std::shared_ptr<void>(nullptr,
+  return std::shared_ptr<void>(taken.bytes.get(),
                                [reservation = taken.bytes, reserved = reserved_,
                                 bytes = layout.retained_bytes](void*) {
                                  reserved->unpopulated.fetch_sub(bytes);

@@ -60,12 +60,45 @@ ReservedMemory::Taken ReservedMemory::Take(uint32_t uid, uint64_t bytes) {
     Add(uid, bytes);
     taken.before_of_uid = bytes_of_[uid] - bytes;
   }
-  // Not a null pointer, which would mean that nothing is kept.
-  taken.bytes = {this, [all = shared_from_this(), bytes, uid](void*) {
-                   MutexLock lock(&all->mutex_);
-                   all->Subtract(uid, bytes);
+  taken.bytes = {new Reservation{uid, bytes},
+                 [all = shared_from_this()](const Reservation* reservation) {
+                   all->Return(reservation);
+                   delete reservation;
                  }};
   return taken;
+}
+
+void ReservedMemory::Return(const Reservation* reservation) {
+  MutexLock lock(&mutex_);
+  Subtract(reservation->uid, reservation->bytes);
+  if (returning_.erase(reservation) == 0) return;
+  ++returns_;
+  returned_.NotifyAll();
+}
+
+void ReservedMemory::WillReturn(const void* bytes) {
+  MutexLock lock(&mutex_);
+  returning_.insert(bytes);
+}
+
+uint64_t ReservedMemory::returns() const {
+  MutexLock lock(&mutex_);
+  return returns_;
+}
+
+bool ReservedMemory::AwaitReturn(uint64_t* returns,
+                                 std::chrono::steady_clock::time_point latest,
+                                 const std::atomic<bool>& cancel) {
+  MutexLock lock(&mutex_);
+  while (returns_ == *returns) {
+    if (returning_.empty() || cancel.load() ||
+        std::chrono::steady_clock::now() >= latest) {
+      return false;
+    }
+    returned_.WaitFor(&mutex_, std::chrono::milliseconds(100));
+  }
+  *returns = returns_;
+  return true;
 }
 
 DatasetMemory::~DatasetMemory() {

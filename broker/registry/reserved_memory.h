@@ -5,10 +5,12 @@
 #define BROKER_REGISTRY_RESERVED_MEMORY_H_
 
 #include <atomic>
+#include <chrono>
 #include <cstdint>
 #include <map>
 #include <memory>
 #include <optional>
+#include <set>
 
 #include "broker/base/mutex.h"
 #include "broker/memory/available_memory.h"
@@ -40,12 +42,28 @@ class ReservedMemory : public std::enable_shared_from_this<ReservedMemory> {
   };
   Taken Take(uint32_t uid, uint64_t bytes);
 
+  // These bytes, Taken::bytes, are of a job that has ended: they go when its
+  // workers have noticed and its pages are unmapped.
+  void WillReturn(const void* bytes);
+  // How often such bytes have returned.
+  uint64_t returns() const;
+  // Waits until that is no longer *returns, and updates it. False: no bytes
+  // will return, it took until `latest`, or `cancel` was set.
+  bool AwaitReturn(uint64_t* returns,
+                   std::chrono::steady_clock::time_point latest,
+                   const std::atomic<bool>& cancel);
+
   // Bytes taken and not populated yet, which the machine's free memory does not
   // show.
   std::atomic<uint64_t> unpopulated{0};
 
  private:
   friend class DatasetMemory;
+  struct Reservation {
+    uint32_t uid = 0;
+    uint64_t bytes = 0;
+  };
+  void Return(const Reservation* reservation);
   void Add(uint32_t uid, uint64_t bytes) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void Subtract(uint32_t uid, uint64_t bytes)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
@@ -56,6 +74,9 @@ class ReservedMemory : public std::enable_shared_from_this<ReservedMemory> {
   Limits limits_ ABSL_GUARDED_BY(mutex_);
   uint64_t bytes_ ABSL_GUARDED_BY(mutex_) = 0;
   std::map<uint32_t, uint64_t> bytes_of_ ABSL_GUARDED_BY(mutex_);
+  CondVar returned_;
+  std::set<const void*> returning_ ABSL_GUARDED_BY(mutex_);
+  uint64_t returns_ ABSL_GUARDED_BY(mutex_) = 0;
 };
 
 // What a dataset keeps in memory beside rows, its index for example: counted as

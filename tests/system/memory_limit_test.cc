@@ -34,8 +34,10 @@ class MemoryLimitTest : public testing::Test {
 TEST_F(MemoryLimitTest, TheNextJobWaitsForTheMemoryOfTheLast) {
   for (int i = 0; i < 16; ++i) {
     Reader reader(Large("job" + std::to_string(i)));
+    // To the end: a job that is left before waits for its rank.
     Batch batch;
-    ASSERT_EQ(reader.next(&batch), Reader::Result::kBatch);
+    while (reader.next(&batch) != Reader::Result::kEndOfData) {
+    }
   }
 }
 
