@@ -399,11 +399,11 @@ def main():
                 cpu.add(name, lambda found=found: found.pop(0)[1])
             tables += [rate, cpu]
         if wanted("tail"):
-            records = 1000 if options.tiny else 12_000
+            uneven = 1000 if options.tiny else 12_000
             table = Table("rows, 1 % of which cost 100 times the others",
                           "samples/s")
             table.add("the functions alone",
-                      lambda: functions_alone(records, folder))
+                      lambda: functions_alone(uneven, folder))
             try:
                 from penstock.torch import DataLoader as PenstockLoader
                 from torch.utils.data import DataLoader
@@ -413,7 +413,7 @@ def main():
                         ("torch DataLoader, out of order",
                          functools.partial(DataLoader, in_order=False))):
                     table.add(name,
-                              lambda make=make: tail_rate(make, records,
+                              lambda make=make: tail_rate(make, uneven,
                                                           folder))
             except ImportError:
                 print("no torch: only the functions alone", file=sys.stderr)
