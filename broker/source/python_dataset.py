@@ -29,6 +29,7 @@ row.
 """
 
 import ctypes
+import functools
 import gc
 import io
 import mmap
@@ -152,13 +153,19 @@ def check_map_style(dataset):
 def mix(seed, number, record):
     """64 bits that depend on all bits of the three: the finalizer of SplitMix64
     (Steele, Lea and Flood, 2014), once for each."""
-    z = 0
-    for each in (seed, number, record):
-        z = (z + each + 0x9E3779B97F4A7C15) & MASK
-        z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & MASK
-        z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & MASK
-        z ^= z >> 31
-    return z
+    return mix_in(mix_of_pass(seed, number), record)
+
+
+@functools.lru_cache(maxsize=4)
+def mix_of_pass(seed, number):
+    return mix_in(mix_in(0, seed), number)
+
+
+def mix_in(z, each):
+    z = (z + each + 0x9E3779B97F4A7C15) & MASK
+    z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & MASK
+    z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & MASK
+    return z ^ (z >> 31)
 
 
 class Generators:
@@ -416,50 +423,68 @@ class Writer:
     def __init__(self, numpy, memory, structure):
         self.numpy = numpy
         self.memory = memory
-        self.structure = structure
         self.bfloat16 = {feature["name"] for feature, _ in memory.places
                          if feature["dtype"] == "bfloat16"}
+        # Those whose arrays need nothing but a copy: a bfloat16 is an int16 here,
+        # and a bool may have other bytes than 0 and 1.
+        self.plain = {feature["name"] for feature, _ in memory.places
+                      if feature["dtype"] not in ("bfloat16", "bool")}
+        self.write = self.write_of(structure, "")
 
-    def write(self, row, value):
-        self.node(self.structure, row, value, "")
-
-    def node(self, node, row, value, path):
+    def write_of(self, node, path):
+        """A function of row and sample (or part of one) that writes it."""
         (kind, inner), = node.items()
         if kind == "namedtuple":
             kind, inner = "list", inner["list"]
+        below = path + "." if path else ""
         if kind == "array":
-            self.array(inner, row, value)
-        elif kind == "list":
-            if not isinstance(value, (tuple, list)) or len(value) != len(inner):
-                raise TypeError(f"{where(path)} is {kind_of(value)}; the first "
-                                f"sample has a list or tuple of {len(inner)} there")
-            for i, (each, part) in enumerate(zip(inner, value)):
-                self.node(each, row, part, f"{path}.{i}" if path else str(i))
-        elif kind == "dict":
-            if not hasattr(value, "keys") or len(value.keys()) != len(inner) or any(
-                    key not in value for key, _ in inner):
-                keys = (f"the keys {sorted(map(str, value.keys()))}"
-                        if hasattr(value, "keys") else kind_of(value))
-                raise TypeError(f"{where(path)} has {keys}; the first sample has the "
-                                f"keys {sorted(str(key) for key, _ in inner)} there")
-            for key, each in inner:
-                self.node(each, row, value[key], f"{path}.{key}" if path else str(key))
-        elif kind == "text":
-            if not isinstance(value, str):
-                raise TypeError(f"{where(inner[0])} is {kind_of(value)}; the first "
-                                "sample has a text there")
-            self.bounded(inner, row, value.encode("utf-8", "surrogatepass"))
-        elif kind in ("bytes", "raw"):
-            if not isinstance(value, (bytes, bytearray, memoryview)):
-                name = inner if kind == "bytes" else inner[0]
-                raise TypeError(f"{where(name)} is {kind_of(value)}; the first "
-                                "sample has bytes there")
-            if kind == "raw":
-                self.bounded(inner, row, value)
-            else:
-                self.memory.put(inner, row, value)
+            return functools.partial(self.array, inner)
+        if kind == "list":
+            return functools.partial(self.sequence, path, [
+                self.write_of(each, f"{below}{i}") for i, each in enumerate(inner)])
+        if kind == "dict":
+            return functools.partial(self.mapping, path, [
+                (key, self.write_of(each, f"{below}{key}")) for key, each in inner])
+        return functools.partial(
+            {"text": self.text, "bytes": self.raw, "raw": self.raw,
+             "object": self.pickled}[kind], inner)
+
+    def sequence(self, path, parts, row, value):
+        if not isinstance(value, (tuple, list)) or len(value) != len(parts):
+            raise TypeError(f"{where(path)} is {kind_of(value)}; the first sample has "
+                            f"a list or tuple of {len(parts)} there")
+        for write, part in zip(parts, value):
+            write(row, part)
+
+    def mapping(self, path, parts, row, value):
+        if not hasattr(value, "keys") or len(value.keys()) != len(parts) or any(
+                key not in value for key, _ in parts):
+            keys = (f"the keys {sorted(map(str, value.keys()))}"
+                    if hasattr(value, "keys") else kind_of(value))
+            raise TypeError(f"{where(path)} has {keys}; the first sample has the keys "
+                            f"{sorted(str(key) for key, _ in parts)} there")
+        for key, write in parts:
+            write(row, value[key])
+
+    def text(self, names, row, value):
+        if not isinstance(value, str):
+            raise TypeError(f"{where(names[0])} is {kind_of(value)}; the first sample "
+                            "has a text there")
+        self.bounded(names, row, value.encode("utf-8", "surrogatepass"))
+
+    def raw(self, names, row, value):
+        """Into the heap, or a column and its size."""
+        alone = isinstance(names, str)
+        if not isinstance(value, (bytes, bytearray, memoryview)):
+            raise TypeError(f"{where(names if alone else names[0])} is "
+                            f"{kind_of(value)}; the first sample has bytes there")
+        if alone:
+            self.memory.put(names, row, value)
         else:
-            self.bounded(inner, row, pickled_sample(value))
+            self.bounded(names, row, value)
+
+    def pickled(self, names, row, value):
+        self.bounded(names, row, pickled_sample(value))
 
     def bounded(self, names, row, data):
         name, name_of_size = names
@@ -475,6 +500,10 @@ class Writer:
 
     def array(self, name, row, value):
         column = self.memory.columns[name]
+        if (type(value) is self.numpy.ndarray and value.dtype == column.dtype and
+                value.shape == column.shape[1:] and name in self.plain):
+            column[row] = value
+            return
         if is_tensor(value):
             if (str(value.dtype) == "torch.bfloat16") != (name in self.bfloat16):
                 raise TypeError(f"{where(name)} is of {value.dtype}; the first "
