@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Question: what does Python add? To taking a batch, to a consumer's rate, to a
-step of `map`, to a process that makes rows. How much of the rate that functions alone allow is
-left where few rows cost much more than the others?
+step of `map`, to a process that makes rows. How much of the rate that functions
+alone allow is left where few rows cost much more than the others?
 
 Method: five tables, each of alternatives that run in turn, --runs times, with
 the mean and the range of the ratios, turn by turn:
@@ -17,8 +17,8 @@ the mean and the range of the ratios, turn by turn:
   tail      rows of a Python dataset that take 2 ms each (a sleep), 1 in 100 of them
             200 ms: four processes that only call the functions, each taking the
             next row when it has one done; then penstock.torch.DataLoader with four
-            processes, and PyTorch's, in order and not. Of the rows
-            whose function was not called yet when the first batch came
+            processes, and PyTorch's, in order and not. Rows whose function was
+            called before the first batch came do not count
   producer  batches of NumPy rows from one process to another: penstock.producer
             beside multiprocessing.Queue, one consumer, small rows and large ones
 

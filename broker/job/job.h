@@ -90,7 +90,7 @@ class Job {
       std::unique_ptr<JobRecord> record);
 
   const JobKey& key() const { return key_; }
-  const void* memory() const { return memory_.get(); }
+  const void* memory() const { return memory_.get(); }  // its reservation
   const JobOptions& options() const { return options_; }
   const Dataset& dataset() const { return *dataset_; }
   const std::shared_ptr<const Dataset>& shared_dataset() const {

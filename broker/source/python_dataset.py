@@ -175,8 +175,6 @@ class Generators:
     def __init__(self, numpy):
         self.numpy = numpy
         self.drawn = set()  # names of those that the dataset has used
-        # So that no second Gaussian number is kept, which numpy_state does not see.
-        numpy.random.seed(0)
 
     def torch(self):
         return getattr(sys.modules.get("torch"), "default_generator", None)
@@ -194,6 +192,13 @@ class Generators:
             self.numpy.random.seed(value & 0xFFFFFFFF)
         if "torch" in names and self.torch() is not None:
             self.torch().manual_seed(value >> 1)
+
+    def begin(self):
+        """States to compare with in notice()."""
+        if "numpy" not in self.drawn:
+            # Drops a second Gaussian number, which numpy_state does not see.
+            self.numpy.random.seed(0)
+        return self.states()
 
     def states(self):
         """By name, of those not drawn from so far."""
@@ -584,7 +589,7 @@ class Rows:
         sent = 0  # rows that answers have counted
         while sent < count:
             # After the sampler, which may have used them.
-            states = self.generators.states()
+            states = self.generators.begin()
             self.memory.in_work[0] = sent
             fetched = self.fetch(rows[sent:])
             row = first = sent

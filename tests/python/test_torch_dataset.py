@@ -131,6 +131,25 @@ def test_random_numbers_are_those_of_the_sample_and_the_epoch():
     assert first[0] != first[1] and len({str(row) for row in first[0].values()}) == 40
 
 
+class Gaussian(data.Dataset):
+    def __len__(self):
+        return 6
+
+    def __getitem__(self, i):
+        return i, np.random.randn()
+
+
+def test_a_gaussian_number_that_is_left_over_is_no_rows():
+    def values(workers, batch_size):
+        # randn makes two and keeps the second.
+        loader = penstock.torch.DataLoader(
+            Gaussian(), batch_size, seed=7, num_workers=workers,
+            worker_init_fn=lambda _: np.random.randn())
+        return {int(i): float(x) for batch in loader for i, x in zip(*batch)}
+
+    assert values(1, 6) == values(2, 1)
+
+
 @pytest.mark.parametrize("sampler, check", [
     (data.WeightedRandomSampler([1.0] * 50 + [0.0] * 50, 200),
      lambda ids: len(ids) == 200 and max(ids) < 50),
