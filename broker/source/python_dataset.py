@@ -38,7 +38,7 @@ import random
 import stat
 import time
 
-ANSWER_AFTER_S = 0.001
+ANSWER_AFTER_S = 0.002
 CHECK_MEMORY_S = 0.5
 HEAP_BYTES_MAX = 512 << 20
 WIDER = {"uint16": "int32", "uint32": "int64"}
@@ -174,24 +174,26 @@ class Generators:
 
     def __init__(self, numpy):
         self.numpy = numpy
-        self.drawn = set()  # names of those that the dataset has used
+        self.seeds = {
+            "random": random.seed,
+            "numpy": lambda value: numpy.random.seed(value & 0xFFFFFFFF),
+            "torch": self.seed_torch}
+        self.drawn = {}  # of seeds: of those that the dataset has used
 
     def torch(self):
         return getattr(sys.modules.get("torch"), "default_generator", None)
 
+    def seed_torch(self, value):
+        if self.torch() is not None:
+            self.torch().manual_seed(value >> 1)
+
     def set(self, value):
-        self.set_each(value, self.drawn)
+        for seed in self.drawn.values():
+            seed(value)
 
     def set_all(self, value):
-        self.set_each(value, ("random", "numpy", "torch"))
-
-    def set_each(self, value, names):
-        if "random" in names:
-            random.seed(value)
-        if "numpy" in names:
-            self.numpy.random.seed(value & 0xFFFFFFFF)
-        if "torch" in names and self.torch() is not None:
-            self.torch().manual_seed(value >> 1)
+        for seed in self.seeds.values():
+            seed(value)
 
     def begin(self):
         """States to compare with in notice()."""
@@ -222,9 +224,9 @@ class Generators:
     def notice(self, before):
         """Adds those whose state is another than before; whether there are any. A
         torch that was imported meanwhile counts as used."""
-        now = {name for name, state in self.states().items()
+        now = {name: self.seeds[name] for name, state in self.states().items()
                if before.get(name) != state}
-        self.drawn |= now
+        self.drawn.update(now)
         return bool(now)
 
 
@@ -434,6 +436,11 @@ class Writer:
         # and a bool may have other bytes than 0 and 1.
         self.plain = {feature["name"] for feature, _ in memory.places
                       if feature["dtype"] not in ("bfloat16", "bool")}
+        # Types of numbers that need no array to be looked at.
+        self.numbers = {
+            feature["name"]: {"int64": int, "float64": float}[feature["dtype"]]
+            for feature, _ in memory.places
+            if not feature["shape"] and feature["dtype"] in ("int64", "float64")}
         self.write = self.write_of(structure, "")
 
     def write_of(self, node, path):
@@ -509,6 +516,12 @@ class Writer:
                 value.shape == column.shape[1:] and name in self.plain):
             column[row] = value
             return
+        if type(value) is self.numbers.get(name):
+            try:
+                column[row] = value
+                return
+            except OverflowError:
+                pass  # what follows names the feature
         if is_tensor(value):
             if (str(value.dtype) == "torch.bfloat16") != (name in self.bfloat16):
                 raise TypeError(f"{where(name)} is of {value.dtype}; the first "
