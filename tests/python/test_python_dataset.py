@@ -95,6 +95,8 @@ class Faulty(Squares):
             return np.zeros((3, 3), np.float32), 1
         if i == 7 and self.fault == "fraction":
             return np.zeros((2, 3), np.float32), 0.5
+        if i == 7 and self.fault == "large":
+            return np.zeros((2, 3), np.float32), 1 << 63
         if i == 7 and self.fault == "lacks":
             return np.zeros((2, 3), np.float32),
         return super().__getitem__(i)
@@ -102,7 +104,7 @@ class Faulty(Squares):
     def shape(self):
         pass
 
-    fraction = lacks = shape
+    fraction = lacks = large = shape
 
     def raises(self):
         raise ValueError("seven is not wanted")
@@ -275,6 +277,7 @@ def test_getitems_is_used_for_rows_that_are_made_together(attach):
     ("ends", "its process ended with status 3, twice at this sample"),
     ("shape", r"feature 'x' has shape \[3, 3\]; the first sample has \[2, 3\]"),
     ("fraction", "feature 'y' is float64; the first sample has int64 there"),
+    ("large", "feature 'y': it has values .*, which do not fit into int64"),
     ("lacks", "is a tuple of 1; the first sample has a list or tuple of 2 there"),
 ])
 def test_a_sample_that_cannot_be_made_is_told_or_skipped(attach, request, fault, says):
