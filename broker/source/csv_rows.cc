@@ -116,11 +116,12 @@ bool CsvValues::Next(std::string_view* value) {
     if (!TakeQuoted(value)) return false;
   } else {
     // Values are short: a loop beats a search for a set of characters.
-    size_t end = 0;
-    while (end < left_.size() && left_[end] != delimiter_ &&
-           left_[end] != '\n' && left_[end] != '\r') {
-      ++end;
-    }
+    const char delimiter = delimiter_;
+    const auto ends = [delimiter](char c) {
+      return c == delimiter || (c <= '\r' && (c == '\n' || c == '\r'));
+    };
+    const auto end = static_cast<size_t>(
+        std::find_if(left_.begin(), left_.end(), ends) - left_.begin());
     *value = left_.substr(0, end);
     left_.remove_prefix(end);
     if (left_.starts_with('\r') && left_.size() > 1 && left_[1] != '\n') {

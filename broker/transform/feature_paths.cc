@@ -34,7 +34,11 @@ struct Input {
   uint64_t bytes = 0;  // unless encoded
   bool bools = false;  // its dtype is bool
 
-  // All input from files, producers and functions passes here.
+  // All input from files, producers and functions passes here. The inline part
+  // of it is all that most have.
+  bool IsPlain(std::span<const std::byte> raw) const {
+    return !used || ((encoded || raw.size() == bytes) && !bools);
+  }
   Status Check(std::span<const std::byte> raw) const {
     if (!encoded && raw.size() != bytes) {
       return DataLossError("{} bytes where {} were expected", raw.size(),
@@ -44,16 +48,21 @@ struct Input {
   }
 };
 
-Status RunPath(const RowBuilder::Path& path, std::span<const std::byte> in,
-               const AugmentationKey& key, PathScratch& scratch,
-               std::byte* out) {
-  const auto& stages = path.stages;
-  if (stages.empty()) {
-    if (!in.empty() && in.data() != out) {
-      std::memcpy(out, in.data(), in.size());
-    }
-    return OkStatus();
+// Rows of many numbers have many of one number: no calls for them.
+inline void Copy(std::span<const std::byte> in, std::byte* out) {
+  if (in.size() == sizeof(uint32_t)) {
+    std::memcpy(out, in.data(), sizeof(uint32_t));
+  } else if (in.size() == sizeof(uint64_t)) {
+    std::memcpy(out, in.data(), sizeof(uint64_t));
+  } else if (!in.empty()) {
+    std::memcpy(out, in.data(), in.size());
   }
+}
+
+Status RunStages(const RowBuilder::Path& path, std::span<const std::byte> in,
+                 const AugmentationKey& key, PathScratch& scratch,
+                 std::byte* out) {
+  const auto& stages = path.stages;
   for (size_t i = 0; i < stages.size(); ++i) {
     const Stage& stage = *stages[i];
     std::byte* to = out;
@@ -229,7 +238,7 @@ class CompiledFeaturePaths : public FeaturePaths {
       slots = &mine.slots;
     }
     for (size_t i = 0; i < inputs_.size(); ++i) {
-      if (!inputs_[i].used) continue;
+      if (inputs_[i].IsPlain(raw[i])) continue;
       PENSTOCK_RETURN_IF_ERROR(Named(inputs_[i].Check(raw[i]), inputs_[i]));
     }
     for (const RowBuilder::Action& each : actions_) {
@@ -238,8 +247,13 @@ class CompiledFeaturePaths : public FeaturePaths {
     }
     for (size_t i = 0; i < paths_.size(); ++i) {
       const RowBuilder::Path& path = paths_[i];
-      PENSTOCK_RETURN_IF_ERROR(
-          Named(RunPath(path, (*slots)[path.from], key, mine, out[i]), path));
+      const std::span<const std::byte> in = (*slots)[path.from];
+      if (!path.stages.empty()) {
+        PENSTOCK_RETURN_IF_ERROR(
+            Named(RunStages(path, in, key, mine, out[i]), path));
+      } else if (in.data() != out[i]) {
+        Copy(in, out[i]);
+      }
     }
     return OkStatus();
   }
@@ -273,7 +287,7 @@ class CompiledFeaturePaths : public FeaturePaths {
                      PathScratch& scratch) {
     const uint64_t bytes = path.stages.back()->out_bytes;
     std::byte* const to = MemoryOf(path.to, bytes, scratch);
-    return Named(RunPath(path, scratch.slots[path.from], key, scratch, to),
+    return Named(RunStages(path, scratch.slots[path.from], key, scratch, to),
                  path);
   }
 
