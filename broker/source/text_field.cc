@@ -238,6 +238,10 @@ FieldRows::FieldRows(const FeatureValues<TextField>& fields, LongerText longer)
     }
     bytes_ += raw_spec_.back().feature.RowBytes();
   }
+  uint64_t end = 0;
+  for (const RawFeature& each : raw_spec_) {
+    ends_.push_back(end += each.encoded ? 0 : each.feature.RowBytes());
+  }
 }
 
 Status FieldRows::StoreText(std::string_view text, size_t field,
@@ -283,13 +287,11 @@ Status FieldRows::StoreDefault(std::string_view lacks, size_t field,
 }
 
 void FieldRows::Point(std::span<const std::byte> row, RawRecord* raw) const {
-  raw->resize(raw_spec_.size());
+  raw->resize(ends_.size());
   uint64_t at = 0;
-  for (size_t i = 0; i < raw_spec_.size(); ++i) {
-    const uint64_t bytes =
-        raw_spec_[i].encoded ? 0 : raw_spec_[i].feature.RowBytes();
-    (*raw)[i] = row.subspan(at, bytes);
-    at += bytes;
+  for (size_t i = 0; i < ends_.size(); ++i) {
+    (*raw)[i] = row.subspan(at, ends_[i] - at);
+    at = ends_[i];
   }
 }
 

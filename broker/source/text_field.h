@@ -82,7 +82,8 @@ class FieldRows {
   const FeatureValues<TextField> fields_;
   const LongerText longer_;
   RawSpec raw_spec_;
-  std::vector<uint64_t> at_;  // of each field in a row
+  std::vector<uint64_t> at_;    // of each field in a row
+  std::vector<uint64_t> ends_;  // of each feature in a row
   uint64_t bytes_ = 0;
 };
 
