@@ -255,6 +255,15 @@ class TidyTest(unittest.TestCase):
                 findings += [f"{path}: {name}" for name in empty_class.findall(text(path))]
         self.assert_none(findings, "name it for what it does")
 
+    def test_the_package_has_every_function_of_the_library(self):
+        declared = set(re.findall(r"^PENSTOCK_API\b[^;(]*?\b(penstock_\w+)\(",
+                                  text("client/penstock.h"), re.MULTILINE))
+        listed = set(re.findall(r"^ (penstock_\w+)@",
+                                text("systemd/debian/libpenstock0.symbols"),
+                                re.MULTILINE))
+        self.assertGreater(len(declared), 20)
+        self.assertEqual(declared, listed)
+
     def test_no_path_of_this_machine(self):
         # The checkout, and its siblings. Folders that every machine has
         # may be named.
