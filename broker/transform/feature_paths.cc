@@ -34,9 +34,9 @@ struct Input {
   uint64_t bytes = 0;  // unless encoded
   bool bools = false;  // its dtype is bool
 
-  // All input from files, producers and functions passes here. The inline part
-  // of it is all that most have.
-  bool IsPlain(std::span<const std::byte> raw) const {
+  // All input from files, producers and functions passes here. False: Check
+  // says whether it is.
+  bool IsRight(std::span<const std::byte> raw) const {
     return !used || ((encoded || raw.size() == bytes) && !bools);
   }
   Status Check(std::span<const std::byte> raw) const {
@@ -238,7 +238,7 @@ class CompiledFeaturePaths : public FeaturePaths {
       slots = &mine.slots;
     }
     for (size_t i = 0; i < inputs_.size(); ++i) {
-      if (inputs_[i].IsPlain(raw[i])) continue;
+      if (inputs_[i].IsRight(raw[i])) continue;
       PENSTOCK_RETURN_IF_ERROR(Named(inputs_[i].Check(raw[i]), inputs_[i]));
     }
     for (const RowBuilder::Action& each : actions_) {
