@@ -34,8 +34,8 @@ struct Input {
   uint64_t bytes = 0;  // unless encoded
   bool bools = false;  // its dtype is bool
 
-  // All input from files, producers and functions passes here. False: Check
-  // says whether it is.
+  // All input from files, producers and functions passes here. False:
+  // Check decides.
   bool IsRight(std::span<const std::byte> raw) const {
     return !used || ((encoded || raw.size() == bytes) && !bools);
   }
