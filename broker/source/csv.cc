@@ -87,15 +87,8 @@ class Csv final : public Source {
         columns_[static_cast<size_t>(place.file - &rows_.files()[0])];
     scratch->resize(fields_.bytes() + text.size());
     std::byte* const row = scratch->data();
-    // All values first: where one is missing, those after it are of others.
-    thread_local std::vector<std::string_view> found;
-    PENSTOCK_RETURN_IF_ERROR(TakeCsvValues(text, delimiter_, columns,
-                                           row + fields_.bytes(), &found));
-    for (size_t i = 0; i < found.size(); ++i) {
-      PENSTOCK_RETURN_IF_ERROR(
-          StoreCsvValue(found[i], fields_, columns.wanted[i].field, row));
-    }
-    return OkStatus();
+    return StoreCsvRow(text, delimiter_, columns, fields_,
+                       row + fields_.bytes(), row);
   }
 
   const char delimiter_;

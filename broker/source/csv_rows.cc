@@ -47,6 +47,58 @@ bool StoreNumber(std::string_view text, DType dtype, std::byte* to) {
   return Parse(text, &number) && StoreWhole(number, dtype, to);
 }
 
+constexpr bool IsDigit(char c) { return c >= '0' && c <= '9'; }
+
+// How many bytes of text are a decimal number, of so few digits that they and
+// the power of ten are exact as doubles: the one division rounds correctly
+// (Clinger, "How to read floating point numbers accurately", 1990). 0: text
+// begins with none.
+size_t ReadShortDecimal(std::string_view text, double* number) {
+  constexpr size_t kDigitsMax = 15;  // 10^15 < 2^53
+  static constexpr double kPowers[kDigitsMax + 1] = {
+      1,   1e1, 1e2,  1e3,  1e4,  1e5,  1e6,  1e7,
+      1e8, 1e9, 1e10, 1e11, 1e12, 1e13, 1e14, 1e15};
+  static constexpr double kSigns[] = {1, -1};  // no branch: signs are random
+  if (text.empty()) return 0;
+  const char* const end = text.data() + text.size();
+  const auto is_negative = static_cast<size_t>(text.front() == '-');
+  const char* at = text.data() + is_negative;
+  uint64_t digits = 0;  // more than the most wrap
+  const auto take_digits = [&] {
+    const char* const first = at;
+    for (; at < end && IsDigit(*at); ++at) {
+      digits = digits * 10 + static_cast<uint64_t>(*at - '0');
+    }
+    return static_cast<size_t>(at - first);
+  };
+  const size_t whole = take_digits();
+  size_t fraction = 0;
+  if (at < end && *at == '.') {
+    ++at;
+    fraction = take_digits();
+  }
+  if (whole + fraction == 0 || whole + fraction > kDigitsMax) return 0;
+  *number =
+      kSigns[is_negative] *
+      (static_cast<double>(static_cast<int64_t>(digits)) / kPowers[fraction]);
+  return static_cast<size_t>(at - text.data());
+}
+
+// count: how many values there were.
+Status CheckEnd(const CsvValues& values, const CsvColumns& columns,
+                size_t count) {
+  if (!values.error().empty()) {
+    return DataLossError("column {}: {}", count + 1, values.error());
+  }
+  if (!values.left().empty()) {
+    return DataLossError("the file has changed since it was opened");
+  }
+  if (count != columns.count) {
+    return DataLossError("{} columns, wanted {}", count, columns.count);
+  }
+  return OkStatus();
+}
+
 }  // namespace
 
 const char* CsvRowEnds::operator()(const char* next, const char* end) {
@@ -131,9 +183,13 @@ bool CsvValues::Next(std::string_view* value) {
       return false;
     }
   }
-  if (left_.starts_with(delimiter_)) {
+  return TakeEnd();
+}
+
+bool CsvValues::TakeEnd() {
+  is_over_ = !left_.starts_with(delimiter_);
+  if (!is_over_) {
     left_.remove_prefix(1);
-    is_over_ = false;
     return true;
   }
   if (left_.starts_with('\r')) left_.remove_prefix(1);
@@ -144,6 +200,17 @@ bool CsvValues::Next(std::string_view* value) {
   }
   left_.remove_prefix(1);
   return true;
+}
+
+bool CsvValues::NextDecimal(std::string_view* value, double* number) {
+  if (is_over_) return false;
+  const size_t bytes = ReadShortDecimal(left_, number);
+  if (bytes == 0) return false;
+  const std::string_view rest = left_.substr(bytes);
+  if (!rest.empty() && rest[0] != delimiter_ && rest[0] != '\n') return false;
+  *value = left_.substr(0, bytes);
+  left_ = rest;
+  return TakeEnd();
 }
 
 StatusOr<std::vector<std::string>> ReadFirstCsvRow(const DataFile& file,
@@ -218,7 +285,7 @@ StatusOr<CsvColumns> FindCsvColumns(const FeatureValues<TextField>& fields,
           "{}",
           path, first.size(), name, column);
     }
-    columns.wanted.push_back({column, i});
+    columns.wanted.push_back({column, i, field.dtype && IsFloat(*field.dtype)});
   }
   std::sort(columns.wanted.begin(), columns.wanted.end(),
             [](const CsvColumns::Wanted& a, const CsvColumns::Wanted& b) {
@@ -239,16 +306,41 @@ Status TakeCsvValues(std::string_view row, char delimiter,
       (*found)[static_cast<size_t>(next - columns.wanted.begin())] = value;
     }
   }
-  if (!values.error().empty()) {
-    return DataLossError("column {}: {}", count + 1, values.error());
+  return CheckEnd(values, columns, count);
+}
+
+Status StoreCsvRow(std::string_view text, char delimiter,
+                   const CsvColumns& columns, const FieldRows& fields,
+                   std::byte* unquoted, std::byte* row) {
+  CsvValues values(text, delimiter, unquoted);
+  const bool is_of_numbers =
+      IsDigit(delimiter) || delimiter == '-' || delimiter == '.';
+  Status status;  // of the first value that is not stored
+  size_t count = 0;
+  auto next = columns.wanted.begin();
+  const auto end = columns.wanted.end();
+  while (true) {
+    const bool is_wanted = next != end && next->column == count;
+    std::string_view value;
+    double number = 0;
+    const bool is_decimal = is_wanted && next->is_real && !is_of_numbers &&
+                            values.NextDecimal(&value, &number);
+    if (!is_decimal && !values.Next(&value)) break;
+    for (; next != end && next->column == count; ++next) {
+      const size_t field = next->field;
+      if (is_decimal && next->is_real &&
+          StoreReal(number, *fields[field].dtype,
+                    fields.NumbersIn(row, field))) {
+        continue;
+      }
+      // Where a value is missing, those after it are of others: rather say
+      // that.
+      if (status.ok()) status = StoreCsvValue(value, fields, field, row);
+    }
+    ++count;
   }
-  if (!values.left().empty()) {
-    return DataLossError("the file has changed since it was opened");
-  }
-  if (count != columns.count) {
-    return DataLossError("{} columns, wanted {}", count, columns.count);
-  }
-  return OkStatus();
+  PENSTOCK_RETURN_IF_ERROR(CheckEnd(values, columns, count));
+  return status;
 }
 
 Status StoreCsvValue(std::string_view value, const FieldRows& fields,

@@ -43,6 +43,9 @@ class CsvValues {
 
   // False: there is no other, or an error.
   bool Next(std::string_view* value);
+  // As Next, of a short decimal number without quotes or blanks. False: it is
+  // something else, for Next. No number may have the delimiter in it.
+  bool NextDecimal(std::string_view* value, double* number);
   // What is wrong; "": nothing is.
   std::string_view error() const { return error_; }
   // Behind the row and its end.
@@ -50,6 +53,8 @@ class CsvValues {
 
  private:
   bool TakeQuoted(std::string_view* value);
+  // What is between a value and the next, or behind the row.
+  bool TakeEnd();
 
   std::string_view left_;
   const char delimiter_;
@@ -63,6 +68,7 @@ struct CsvColumns {
   struct Wanted {
     size_t column;
     size_t field;
+    bool is_real;  // of a float dtype
   };
   size_t count = 0;            // in each row of the file
   std::vector<Wanted> wanted;  // in the order of the columns
@@ -82,6 +88,11 @@ StatusOr<CsvColumns> FindCsvColumns(const FeatureValues<TextField>& fields,
 Status TakeCsvValues(std::string_view row, char delimiter,
                      const CsvColumns& columns, std::byte* unquoted,
                      std::vector<std::string_view>* found);
+// Stores the values of columns.wanted in a row of fields. DataLoss: what is
+// wrong with the row, or else with the first such value.
+Status StoreCsvRow(std::string_view text, char delimiter,
+                   const CsvColumns& columns, const FieldRows& fields,
+                   std::byte* unquoted, std::byte* row);
 // Stores a number or a text in a row of fields. DataLoss: it is none.
 Status StoreCsvValue(std::string_view value, const FieldRows& fields,
                      size_t field, std::byte* row);

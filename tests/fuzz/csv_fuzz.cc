@@ -40,12 +40,25 @@ void CheckRows(std::string_view text, char delimiter) {
   Require(ends == Ends(text, delimiter, 1), "blocks of a byte");
   Require(ends == Ends(text, delimiter, 3), "blocks of three");
   std::vector<std::byte> unquoted(text.size());
+  const bool is_of_numbers = std::string_view("-.0123456789").find(delimiter) !=
+                             std::string_view::npos;
   size_t begin = 0;
   for (const size_t end : ends) {
     const std::string_view row = text.substr(begin, end + 1 - begin);
     CsvValues values(row, delimiter, unquoted.data());
     size_t bytes = 0;
-    for (std::string_view value; values.Next(&value);) bytes += value.size();
+    while (true) {
+      CsvValues before = values;
+      std::string_view value;
+      if (!values.Next(&value)) break;
+      bytes += value.size();
+      std::string_view decimal;
+      double number;
+      if (!is_of_numbers && before.NextDecimal(&decimal, &number)) {
+        Require(decimal == value && before.left() == values.left(),
+                "a decimal is the next value");
+      }
+    }
     Require(bytes <= row.size(), "values are of the row");
     Require(!values.error().empty() || values.left().empty(),
             "a row that is parsed ends where it was found to");

@@ -4,6 +4,10 @@
 // with Python's csv.
 #include <gmock/gmock.h>
 
+#include <bit>
+#include <cstdlib>
+#include <random>
+
 #include "tests/unit/file_source.h"
 
 namespace penstock {
@@ -106,6 +110,78 @@ TEST_F(CsvTest, NumbersAreParsedInFull) {
               ElementsAre(std::numeric_limits<float>::max()));
   EXPECT_THAT(Values<int8_t>(Record(*source, 3)[0]), ElementsAre(12));
   EXPECT_EQ(Record(*source, 3)[2], std::string(1, 0));
+}
+
+TEST_F(CsvTest, EachWayToReadANumberGivesTheSame) {
+  // Short decimals have a way of their own; strtod is C's.
+  std::vector<std::string> numbers = {"0",
+                                      "-0",
+                                      "-0.0",
+                                      "1.",
+                                      ".5",
+                                      "-.5",
+                                      "007",
+                                      "1e5",
+                                      "2.5E-3",
+                                      "123456789012345",
+                                      "1234567890123456",
+                                      "0.123456789012345",
+                                      "0.1234567890123456",
+                                      "-9007199254740993",
+                                      "18446744073709551616",
+                                      "99999999999999999999999999999999.5",
+                                      "0.3",
+                                      "123456.789",
+                                      "1e308",
+                                      "5e-324",
+                                      "000000000000000000.5"};
+  std::mt19937_64 bits(1);
+  for (int i = 0; i < 20'000; ++i) {
+    std::string number = bits() % 2 == 0 ? "-" : "";
+    const size_t whole = bits() % 12;
+    for (size_t j = 0; j < whole; ++j) {
+      number += static_cast<char>('0' + bits() % 10);
+    }
+    const size_t fraction = whole == 0 ? 1 + bits() % 11 : bits() % 12;
+    if (fraction > 0) number += '.';
+    for (size_t j = 0; j < fraction; ++j) {
+      number += static_cast<char>('0' + bits() % 10);
+    }
+    numbers.push_back(number);
+  }
+  std::string content;
+  for (const std::string& each : numbers) {
+    content += Format("{},\"{}\",{}\n", each, each, each);
+  }
+  const auto source =
+      Open(CsvSource{.files = {{Write("numbers", content)}},
+                     .columns = {{"plain", {.dtype = DType::kFloat64}},
+                                 {"quoted", {.dtype = DType::kFloat64}},
+                                 {"last", {.dtype = DType::kFloat64}},
+                                 {"same", {.from = "2", .max_bytes = 48}}},
+                     .header = false});
+  for (uint64_t i = 0; i < numbers.size(); ++i) {
+    const auto record = Record(*source, i);
+    const auto wanted =
+        std::bit_cast<uint64_t>(std::strtod(numbers[i].c_str(), nullptr));
+    for (size_t field = 0; field < 3; ++field) {
+      EXPECT_EQ(Values<uint64_t>(record[field])[0], wanted) << numbers[i];
+    }
+    EXPECT_EQ(record[3].substr(0, numbers[i].size()), numbers[i]);
+  }
+}
+
+TEST_F(CsvTest, ADelimiterMayBeACharacterOfNumbers) {
+  for (const char delimiter : {'-', '.', '5'}) {
+    const auto source =
+        Open(CsvSource{.files = {{Write("a", Format("1{}2\n", delimiter))}},
+                       .columns = {{"x", {.dtype = DType::kFloat32}},
+                                   {"y", {.dtype = DType::kFloat32}}},
+                       .delimiter = delimiter,
+                       .header = false});
+    EXPECT_THAT(Values<float>(Record(*source, 0)[0]), ElementsAre(1));
+    EXPECT_THAT(Values<float>(Record(*source, 0)[1]), ElementsAre(2));
+  }
 }
 
 TEST_F(CsvTest, WhatIsWrongIsNamed) {
