@@ -107,31 +107,43 @@ DatasetMemory::~DatasetMemory() {
 }
 
 Status DatasetMemory::Grow(uint64_t bytes) {
+  // A look at the machine's memory costs as much as indexing dozens of records.
+  constexpr uint64_t kAheadMax = uint64_t{1} << 20;
+  {
+    MutexLock lock(&all_->mutex_);
+    if (bytes <= bytes_ - used_) {
+      used_ += bytes;
+      return OkStatus();
+    }
+  }
   AvailableMemory room = FindAvailableMemory(SystemFiles{});
   room.bytes -= std::min(room.bytes, all_->unpopulated.load());
   MutexLock lock(&all_->mutex_);
   room = all_->Left(uid_, std::move(room));
-  if (bytes > room.bytes) {
+  const uint64_t more = bytes - std::min(bytes, bytes_ - used_);
+  if (more > room.bytes) {
     return ResourceExhaustedError("needs {} in memory, only {} are left by {}",
-                                  BytesText(bytes_ + bytes),
+                                  BytesText(used_ + bytes),
                                   BytesText(room.bytes + bytes_), room.limit);
   }
-  bytes_ += bytes;
-  all_->Add(uid_, bytes);
+  const uint64_t ahead = std::min({bytes_, kAheadMax, room.bytes - more});
+  used_ += bytes;
+  bytes_ += more + ahead;
+  all_->Add(uid_, more + ahead);
   return OkStatus();
 }
 
 Status DatasetMemory::Settle(uint64_t bytes) {
+  uint64_t used = 0;
   {
     MutexLock lock(&all_->mutex_);
-    if (bytes <= bytes_) {
-      all_->Subtract(uid_, bytes_ - bytes);
-      bytes_ = bytes;
-      return OkStatus();
-    }
-    bytes -= bytes_;
+    used = used_;
   }
-  return Grow(bytes);
+  if (bytes > used) PENSTOCK_RETURN_IF_ERROR(Grow(bytes - used));
+  MutexLock lock(&all_->mutex_);
+  all_->Subtract(uid_, bytes_ - bytes);
+  bytes_ = used_ = bytes;
+  return OkStatus();
 }
 
 }  // namespace penstock

@@ -89,15 +89,18 @@ class DatasetMemory {
   DatasetMemory(const DatasetMemory&) = delete;
   DatasetMemory& operator=(const DatasetMemory&) = delete;
 
-  // Call before taking bytes more. ResourceExhausted: they are not left.
+  // Call before taking bytes more. ResourceExhausted: they are not left. Counts
+  // up to twice as much, so that many small steps are cheap.
   Status Grow(uint64_t bytes);
-  // What is kept in the end.
+  // What is kept in the end: no more than that is counted.
   Status Settle(uint64_t bytes);
 
  private:
   const std::shared_ptr<ReservedMemory> all_;
   const uint32_t uid_;
-  uint64_t bytes_ = 0;  // guarded by all_->mutex_
+  // Guarded by all_->mutex_:
+  uint64_t bytes_ = 0;  // counted
+  uint64_t used_ = 0;   // of them
 };
 
 }  // namespace penstock

@@ -62,6 +62,16 @@ class Message {
   }
 
   bool Varint(uint64_t* value) {
+    if (!rest_.empty() && rest_[0] < std::byte{0x80}) {  // most are short
+      *value = std::to_integer<uint64_t>(rest_[0]);
+      rest_ = rest_.subspan(1);
+      return true;
+    }
+    return LongVarint(value);
+  }
+
+ private:
+  bool LongVarint(uint64_t* value) {
     *value = 0;
     for (size_t i = 0; i < rest_.size() && i < 10; ++i) {
       const auto byte = std::to_integer<uint64_t>(rest_[i]);
@@ -74,7 +84,6 @@ class Message {
     return false;
   }
 
- private:
   bool Take(uint64_t bytes, std::span<const std::byte>* out) {
     if (bytes > rest_.size()) return false;
     *out = rest_.first(bytes);

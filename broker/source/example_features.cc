@@ -1,8 +1,8 @@
 #include "broker/source/example_features.h"
 
 #include <algorithm>
-#include <array>
 #include <cstring>
+#include <functional>
 
 #include "broker/io/read.h"
 #include "broker/source/text_field.h"
@@ -33,7 +33,8 @@ ExampleFeatures::ExampleFeatures(const RecordFeatures& features) {
 Status ExampleFeatures::Unpack(std::span<const std::byte> example,
                                std::vector<std::byte>* scratch,
                                RawRecord* raw) const {
-  std::array<std::span<const std::byte>, kFeaturesMax> found;
+  thread_local std::vector<std::span<const std::byte>> found;
+  found.assign(wanted_.size(), {});
   PENSTOCK_RETURN_IF_ERROR(ForEachFeature(
       example, [&](std::string_view key, std::span<const std::byte> feature) {
         for (size_t i = 0; i < wanted_.size(); ++i) {
@@ -132,7 +133,7 @@ Status ExampleFeatures::Take(const Wanted& wanted,
     return status.ok();
   };
   if (values.kind() == Kind::kInts) {
-    values.ForEachInt(store);
+    values.ForEachInt(std::ref(store));  // not copied to the heap
   } else {
     values.ForEachFloat([&store](float value) { return store(double{value}); });
   }
