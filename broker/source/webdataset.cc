@@ -437,22 +437,25 @@ class Webdataset final : public Source {
 
   // What is read at once; nullopt: each member by itself.
   static std::optional<Span> SpanOf(const Index::Record& sample) {
-    std::array<Span, kFeaturesMax> members;
+    std::array<uint8_t, kFeaturesMax> members;  // by their places
     size_t count = 0;
     for (size_t i = 0; i < sample.offsets.size(); ++i) {
       if (sample.offsets[i] == FileRecords::kAbsent) continue;
       // Not to be read: Unpack says so.
       if (sample.bytes[i] > kRecordBytesMax) return Span();
-      members[count++] = {sample.offsets[i],
-                          sample.offsets[i] + sample.bytes[i]};
+      members[count++] = static_cast<uint8_t>(i);
     }
     if (count == 0) return Span();
     std::sort(members.begin(), members.begin() + count,
-              [](const Span& a, const Span& b) { return a.begin < b.begin; });
-    Span span = members[0];
-    for (size_t i = 1; i < count; ++i) {
-      if (members[i].begin > span.end + kGapBytesMax) return std::nullopt;
-      span.end = std::max(span.end, members[i].end);
+              [&sample](uint8_t a, uint8_t b) {
+                return sample.offsets[a] < sample.offsets[b];
+              });
+    const uint64_t begin = sample.offsets[members[0]];
+    Span span = {begin, begin};
+    for (size_t i = 0; i < count; ++i) {
+      const uint64_t at = sample.offsets[members[i]];
+      if (at > span.end + kGapBytesMax) return std::nullopt;
+      span.end = std::max(span.end, at + sample.bytes[members[i]]);
     }
     if (span.end - span.begin > kRecordBytesMax) return std::nullopt;
     return span;
