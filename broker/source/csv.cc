@@ -85,7 +85,8 @@ class Csv final : public Source {
     }
     const CsvColumns& columns =
         columns_[static_cast<size_t>(place.file - &rows_.files()[0])];
-    scratch->resize(fields_.bytes() + text.size());
+    const size_t room = fields_.bytes() + text.size();
+    if (scratch->size() < room) scratch->resize(room);
     std::byte* const row = scratch->data();
     return StoreCsvRow(text, delimiter_, columns, fields_,
                        row + fields_.bytes(), row);

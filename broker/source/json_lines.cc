@@ -161,11 +161,13 @@ class JsonLines final : public Source {
                              lines_.At(record).bytes[0], kParsedLineBytesMax);
     } else if (line.find('\n') != line.npos) {
       status = DataLossError("the file has changed since it was opened");
-    } else if (const auto bad = FindNotUtf8(line)) {
-      status = DataLossError("not UTF-8 at offset {} of the file",
-                             lines_.At(record).offsets[0] + *bad);
     } else {
       status = ParseJsonLine(line, rows_, pointers_, scratch);
+      // What is parsed is UTF-8.
+      if (const auto bad = status.ok() ? std::nullopt : FindNotUtf8(line)) {
+        status = DataLossError("not UTF-8 at offset {} of the file",
+                               lines_.At(record).offsets[0] + *bad);
+      }
     }
     if (!status.ok()) return status.Prepend(Describe(record));
     rows_.Point(std::span(*scratch).first(rows_.bytes()), raw);
@@ -235,7 +237,8 @@ Status ParseJsonLine(std::string_view line, const FieldRows& rows,
   if (line.find_first_not_of(" \t\r") == line.npos) {
     return DataLossError("an empty line");
   }
-  scratch->resize(rows.bytes() + line.size() + simdjson::SIMDJSON_PADDING);
+  const size_t room = rows.bytes() + line.size() + simdjson::SIMDJSON_PADDING;
+  if (scratch->size() < room) scratch->resize(room);
   std::byte* const row = scratch->data();
   std::byte* const text = row + rows.bytes();
   std::memcpy(text, line.data(), line.size());
