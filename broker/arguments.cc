@@ -12,7 +12,7 @@ void DeclareArguments(CLI::App* app, Arguments* arguments) {
       "The Penstock broker: reads datasets once and hands finished batches to "
       "the trainer ranks of this host through shared memory.\n"
       "Usually started by systemd or by `penstock run`.");
-  app->set_version_flag("--version", PENSTOCK_VERSION);
+  app->set_version_flag("--version", "penstockd " PENSTOCK_VERSION);
   app->add_option("--config", arguments->config, "configuration file (YAML)")
       ->type_name("FILE");
   app->add_option("--socket", arguments->socket,

@@ -246,11 +246,12 @@ Declaration<Config> DeclaredConfig() {
                     "How reads are made. auto: the best that this kernel and "
                     "container have. defer_taskrun, coop_taskrun and plain are "
                     "ways to set up an io_uring; pread does without one.")
-          .Optional("memory_limit", &Config::memory_limit, Bytes(),
-                    "Most memory of all batches and indexes together. A job that "
-                    "needs more is refused before it starts; a job that runs keeps "
-                    "its memory when the limit falls. Without it, no limit but "
-                    "the control group's and the memory that is free.")
+          .Optional(
+              "memory_limit", &Config::memory_limit, Bytes(),
+              "Most memory of all batches and indexes together. A job that "
+              "needs more is refused before it starts; a job that runs keeps "
+              "its memory when the limit falls. Without it, no limit but "
+              "the control group's and the memory that is free.")
           .Optional("memory_limit_per_user", &Config::memory_limit_per_user,
                     Bytes(),
                     "The same for the jobs of one user together, segments that "
@@ -299,11 +300,12 @@ Declaration<Config> DeclaredConfig() {
           "Indexes of datasets, and rows of datasets that say `cache: {disk: "
           "...}`. They may be deleted at any time: they are made again. "
           "Without it, the CACHE_DIRECTORY of systemd, else ~/.cache/penstock.")
-      .Optional("snapshot_path", &Config::snapshot_path, Folders(),
-                "Folders below which datasets may write snapshots (`snapshot`), "
-                "for whoever may connect. This service's user must be able to "
-                "write there (ReadWritePaths= of its unit). Without it, "
-                "datasets only read snapshots that are complete.")
+      .Optional(
+          "snapshot_path", &Config::snapshot_path, Folders(),
+          "Folders below which datasets may write snapshots (`snapshot`), "
+          "for whoever may connect. This service's user must be able to "
+          "write there (ReadWritePaths= of its unit). Without it, "
+          "datasets only read snapshots that are complete.")
       .Optional("sandbox", &Config::sandbox, OneSandboxMode(),
                 "Whether the process that decodes gives up the network, the "
                 "start of programs, and writes outside of its own folders, "
@@ -351,9 +353,17 @@ StatusOr<Config> LoadConfig(const std::string& path) {
   const Declaration<Config>& declared = Config::Declared();
   PENSTOCK_RETURN_IF_ERROR(
       declared.Read(YamlValue(root, place), declared.Wanted(), &config));
-  for (const YamlNode& key : root.keys) {
-    config.position_of[key.text] =
-        Format("{}:{}:{}", path, key.line, key.column);
+  const auto position = [&path](const YamlNode& node) {
+    return Format("{}:{}:{}", path, node.line, node.column);
+  };
+  for (size_t i = 0; i < root.keys.size(); ++i) {
+    const YamlNode& value = root.items[i];
+    config.position_of[root.keys[i].text] = position(root.keys[i]);
+    if (value.kind != YamlNode::Kind::kSequence) continue;
+    for (size_t j = 0; j < value.items.size(); ++j) {
+      config.position_of[Format("{}[{}]", root.keys[i].text, j)] =
+          position(value.items[j]);
+    }
   }
   return config;
 }

@@ -53,8 +53,8 @@ struct Config {
   // Who may read what; empty: each user what she could read herself.
   std::vector<DataRule> data;
 
-  // "file:line:column" of each key that is set, for errors that only the
-  // machine reveals.
+  // "file:line:column" of each key that is set, and of the items of its list
+  // ("data[0]"), for errors that only the machine reveals.
   std::map<std::string, std::string> position_of;
 
   static const Declaration<Config>& Declared();

@@ -65,20 +65,26 @@ void RemoveOwnSocket(const std::string& path) {
 
 // Listens at path. A socket left by a dead broker is replaced, one in use is
 // not.
-StatusOr<Fd> ListenAt(const std::string& path) {
-  sockaddr_un address{};
-  address.sun_family = AF_UNIX;
-  if (path.size() >= sizeof(address.sun_path)) {
+Status CheckSocketPath(const std::string& path) {
+  constexpr size_t kBytesMax = sizeof(sockaddr_un::sun_path) - 1;
+  if (path.size() > kBytesMax) {
     return InvalidArgumentError("socket path '{}' is longer than {} bytes",
-                                path, sizeof(address.sun_path) - 1);
+                                path, kBytesMax);
   }
-  std::memcpy(address.sun_path, path.data(), path.size());
   // A file that is no socket refuses connections as well.
   struct stat info;
   if (lstat(path.c_str(), &info) == 0 && !S_ISSOCK(info.st_mode)) {
     return AlreadyExistsError(
         "'{}' exists and is not a socket; choose another --socket", path);
   }
+  return OkStatus();
+}
+
+StatusOr<Fd> ListenAt(const std::string& path) {
+  PENSTOCK_RETURN_IF_ERROR(CheckSocketPath(path));
+  sockaddr_un address{};
+  address.sun_family = AF_UNIX;
+  std::memcpy(address.sun_path, path.data(), path.size());
   // Only a refusing socket is left over from a dead broker; one of another
   // type, say, belongs to somebody else.
   const StatusOr<Fd> other = ConnectControl(path);
@@ -176,7 +182,8 @@ StatusOr<Config> ConfigOf(const Arguments& arguments) {
 // Before any thread starts.
 void UseCacheDir(const Config& config) {
   if (config.cache_dir.empty()) return;
-  setenv("PENSTOCK_CACHE_DIR", config.cache_dir.c_str(), 1);
+  setenv("PENSTOCK_CACHE_DIR",
+         std::filesystem::absolute(config.cache_dir).c_str(), 1);
 }
 
 // What datasets may run, from the configuration, else from the environment.
@@ -229,12 +236,6 @@ StatusOr<T> AsConfigured(const Config& config, StatusOr<T> made) {
   return AsConfigured(config, made.status());
 }
 
-StatusOr<DataPolicy> PolicyOf(const Config& config) {
-  StatusOr<DataPolicy> policy = DataPolicy::Open(config.data);
-  if (policy.ok()) return policy;
-  return policy.status().Prepend("data");
-}
-
 StatusOr<std::vector<uid_t>> ObserversOf(const Config& config) {
   std::vector<uid_t> observers;
   for (const std::string& name : config.observers) {
@@ -248,6 +249,23 @@ StatusOr<std::vector<uid_t>> ObserversOf(const Config& config) {
   return observers;
 }
 
+// Of the folders that the daemon makes if they are not there.
+Status CheckFolders(const Config& config) {
+  const auto check = [](const char* key, const std::string& path) -> Status {
+    struct stat info;
+    return stat(path.c_str(), &info) != 0 || S_ISDIR(info.st_mode)
+               ? OkStatus()
+               : FailedPreconditionError("{}: '{}' is not a folder", key, path);
+  };
+  if (const std::string cache = CacheFolder(); !cache.empty()) {
+    PENSTOCK_RETURN_IF_ERROR(check("cache_dir", cache));
+  }
+  for (const std::string& folder : config.snapshot_path) {
+    PENSTOCK_RETURN_IF_ERROR(check("snapshot_path", folder));
+  }
+  return OkStatus();
+}
+
 // Reports errors that would prevent a start, without starting anything.
 Status CheckMachine(const Config& config, const WorkerOptions& workers,
                     const FunctionOptions& functions) {
@@ -258,7 +276,11 @@ Status CheckMachine(const Config& config, const WorkerOptions& workers,
         config,
         OpenJournalDirectory(config.state_dir).status().Prepend("state_dir")));
   }
-  PENSTOCK_RETURN_IF_ERROR(AsConfigured(config, PolicyOf(config)).status());
+  PENSTOCK_RETURN_IF_ERROR(AsConfigured(config, CheckFolders(config)));
+  PENSTOCK_RETURN_IF_ERROR(AsConfigured(
+      config, CheckSocketPath(SocketPath(config.socket)).Prepend("socket")));
+  PENSTOCK_RETURN_IF_ERROR(
+      AsConfigured(config, DataPolicy::Open(config.data)).status());
   PENSTOCK_RETURN_IF_ERROR(AsConfigured(config, ObserversOf(config)).status());
   if (functions.python_path.empty()) return OkStatus();
   return AsConfigured(config,
@@ -420,6 +442,7 @@ StatusOr<SandboxOptions> SandboxOf(const Config& config,
   options.io_uring = config.read_backend != ReadBackend::kPread;
   // Its own socket is there, and it asks no directory of users.
   options.connects = given_folder.empty() || !private_broker;
+  PENSTOCK_RETURN_IF_ERROR(AsConfigured(config, CheckFolders(config)));
   if (std::string cache = CacheFolder(); !cache.empty()) {
     MakeFolderOf(cache + "/");
     options.written.push_back(std::move(cache));
@@ -432,6 +455,8 @@ StatusOr<SandboxOptions> SandboxOf(const Config& config,
     PENSTOCK_ASSIGN_OR_RETURN(const auto files,
                               OpenJournalDirectory(config.state_dir));
     options.written.push_back(files->directory());
+    // The memory folder of a broker that runs is left alone.
+    PENSTOCK_RETURN_IF_ERROR(LockJournal(files.get()));
     // Without it, the journal says what is lost.
     StatusOr<std::string> memory = OpenMemoryFolder(files->directory());
     if (memory.ok()) options.written.push_back(*std::move(memory));
@@ -520,7 +545,7 @@ Status Reload(const Arguments& arguments, Config* config, JobTable* jobs,
       FunctionOptions functions,
       AsConfigured(next, FunctionsOf(next, /*private_broker=*/false)));
   PENSTOCK_ASSIGN_OR_RETURN(DataPolicy data,
-                            AsConfigured(next, PolicyOf(next)));
+                            AsConfigured(next, DataPolicy::Open(next.data)));
   if (ProgramLauncher* const launcher = ProgramLauncher::Get()) {
     PENSTOCK_RETURN_IF_ERROR(launcher->Reload());
   }
@@ -631,7 +656,8 @@ Status Serve(const Arguments& arguments) {
   DeferredDestruction deferred;
   DataPolicy data;
   if (!arguments.private_broker) {
-    PENSTOCK_ASSIGN_OR_RETURN(data, AsConfigured(config, PolicyOf(config)));
+    PENSTOCK_ASSIGN_OR_RETURN(
+        data, AsConfigured(config, DataPolicy::Open(config.data)));
   }
   PENSTOCK_ASSIGN_OR_RETURN(std::vector<uid_t> observers,
                             AsConfigured(config, ObserversOf(config)));

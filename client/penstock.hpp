@@ -85,21 +85,21 @@ struct DTypeOf<bool> {
 // See penstock_options. Fields left as they are come from the launcher, or are
 // the default. Times are seconds.
 struct Options {
-  std::string dataset;  // registered name or path of a spec file
-  std::string spec;     // or the spec's text
-  std::string job;
-  std::string socket;
+  std::string dataset = {};  // registered name or path of a spec file
+  std::string spec = {};     // or the spec's text
+  std::string job = {};
+  std::string socket = {};
   int rank = -1;
   int world_size = 0;
   int local_world_size = 0;
   double timeout_s = 0;  // 0: no limit
   bool repeat_first = false;
-  std::string delivery;       // split, dynamic, broadcast, independent
-  std::string lag;            // broadcast: block, skip, fail
-  std::string on_rank_death;  // wait, fail, shrink
-  std::string state;          // of Reader::state
-  int window = 0;             // broadcast: batches; 0: prefetch of the spec
-  int consumers = 0;          // broadcast; 0: local_world_size, at least 8
+  std::string delivery = {};       // split, dynamic, broadcast, independent
+  std::string lag = {};            // broadcast: block, skip, fail
+  std::string on_rank_death = {};  // wait, fail, shrink
+  std::string state = {};          // of Reader::state
+  int window = 0;     // broadcast: batches; 0: prefetch of the spec
+  int consumers = 0;  // broadcast; 0: local_world_size, at least 8
   bool full_epoch = false;
   bool per_host = false;
   double wait_s = 0;       // 0: 600

@@ -1,12 +1,42 @@
 #include "common/printable.h"
 
+#include <cstdint>
+
 namespace penstock {
 
+namespace {
+
+// Of a character of `bytes` bytes: it steers a terminal, ends a line (Unicode
+// 5.8) or changes the direction of text (UAX #9).
+bool IsControl(std::string_view text, size_t bytes) {
+  const auto byte = [&](size_t i) -> uint32_t {
+    return static_cast<unsigned char>(text[i]);
+  };
+  if (bytes == 1) return byte(0) < 0x20 || byte(0) == 0x7f;
+  if (bytes == 2) {
+    const uint32_t code = (byte(0) & 0x1f) << 6 | (byte(1) & 0x3f);
+    return code < 0xa0 || code == 0x61c;
+  }
+  if (bytes != 3) return false;
+  const uint32_t code =
+      (byte(0) & 0xf) << 12 | (byte(1) & 0x3f) << 6 | (byte(2) & 0x3f);
+  return code == 0x200e || code == 0x200f || code == 0xfeff ||
+         (code >= 0x2028 && code <= 0x202e) ||
+         (code >= 0x2066 && code <= 0x2069);
+}
+
+}  // namespace
+
 std::string Printable(std::string_view text) {
-  std::string clean(text);
-  for (char& c : clean) {
-    const auto byte = static_cast<unsigned char>(c);
-    if (byte < 0x20 || byte == 0x7F) c = '?';
+  std::string clean;
+  for (size_t i = 0; i < text.size();) {
+    const size_t bytes = Utf8Bytes(text, i);
+    if (bytes == 0 || IsControl(text.substr(i), bytes)) {
+      clean += '?';
+    } else {
+      clean += text.substr(i, bytes);
+    }
+    i += bytes == 0 ? 1 : bytes;
   }
   return clean;
 }

@@ -9,7 +9,8 @@
 
 namespace penstock {
 
-// Replaces control characters by '?'.
+// Replaces by '?': control characters, those that end lines or change the
+// direction of text, and bytes that are not UTF-8.
 std::string Printable(std::string_view text);
 
 // Bytes of the UTF-8 character at text[i], 0 if invalid (RFC 3629: neither

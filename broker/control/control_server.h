@@ -158,7 +158,12 @@ class ControlServer {
   bool MaySee(uid_t user, uid_t owner) const;
   StatusOr<DatasetSpec> SpecOf(const Call& call) const;
   // The jobs that a request names, at least one.
+  // Those that it names and its user may act upon: its own; root's: all.
+  static JobQuery QueryOf(const Call& call);
   StatusOr<std::vector<std::shared_ptr<Job>>> JobsOf(const Call& call) const;
+  // One, or the consumers of one that is independent.
+  StatusOr<std::vector<std::shared_ptr<Job>>> OneJobOf(const Call& call) const;
+  StatusOr<std::shared_ptr<Job>> OnlyJobOf(const Call& call) const;
   nlohmann::json NodesJson() const;
   // "one node", "2 nodes, bound and verified", "off: why".
   std::string NumaText() const;

@@ -9,6 +9,7 @@
 #include "common/delivery_options.h"
 #include "common/job_state.h"
 #include "common/message.h"
+#include "common/printable.h"
 #include "common/segment.h"
 #include "common/wake.h"
 
@@ -170,12 +171,11 @@ StatusOr<uint32_t> RankOf(const nlohmann::json& request,
 
 StatusOr<std::string> JobNameOf(const nlohmann::json& request) {
   const auto name = request.at("job").get<std::string>();
-  // The name appears in messages and logs.
-  if (std::any_of(name.begin(), name.end(), [](char c) {
-        return static_cast<unsigned char>(c) < ' ' || c == 0x7f;
-      })) {
+  // The name appears in messages and logs, and on the terminals of others.
+  if (Printable(name) != name) {
     return InvalidArgumentError(
-        "attach: a job name must not contain control characters");
+        "attach: a job name must not contain control characters, ends of lines "
+        "or marks of direction");
   }
   return name;
 }

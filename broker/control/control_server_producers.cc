@@ -56,16 +56,12 @@ StatusOr<std::shared_ptr<Job>> ControlServer::JobToFeed(
     const Connection& connection) const {
   const Connection::Producer& producer = *connection.producer;
   const std::string& name = producer.job_name;
-  std::vector<std::shared_ptr<Job>> jobs =
-      jobs_->Find(connection.uid, name, producer.dataset);
-  std::erase_if(jobs, [&](const std::shared_ptr<Job>& job) {
-    return job->key().uid != connection.uid;
-  });
+  const JobQuery query = {connection.uid, name, producer.dataset};
+  std::vector<std::shared_ptr<Job>> jobs = jobs_->Find(query);
   if (jobs.empty()) {
     // A returning producer waits only for its own job, which may wait for
     // ranks.
-    if (!producer.joining.back ||
-        jobs_->MayOpen(connection.uid, name, producer.dataset)) {
+    if (!producer.joining.back || jobs_->MayOpen(query)) {
       return std::shared_ptr<Job>();
     }
     if (recovery_journal_->KnowsAllJobs()) {

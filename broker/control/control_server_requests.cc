@@ -191,6 +191,19 @@ ControlServer::Answer ControlServer::SetWorkers(const Call& call) {
   return answer;
 }
 
+JobQuery ControlServer::QueryOf(const Call& call) {
+  const auto& [connection, request, fds] = call;
+  const uid_t asking = connection->uid;
+  JobQuery query = {.uid = asking,
+                    .name = request.value("job", ""),
+                    .dataset = request.value("dataset", "")};
+  if (asking == 0) query.uid.reset();
+  if (request.contains("uid")) query.uid = request.at("uid").get<uint32_t>();
+  // Other users' jobs are unknown to it.
+  if (asking != 0 && query.uid != asking) query.name.clear();
+  return query;
+}
+
 StatusOr<std::vector<std::shared_ptr<Job>>> ControlServer::JobsOf(
     const Call& call) const {
   const auto& [connection, request, fds] = call;
@@ -198,38 +211,54 @@ StatusOr<std::vector<std::shared_ptr<Job>>> ControlServer::JobsOf(
     return std::vector<std::shared_ptr<Job>>{connection->job};
   }
   PENSTOCK_RETURN_IF_ERROR(RequireField(request, "job"));
-  const auto name = request.at("job").get<std::string>();
-  const std::string dataset = request.value("dataset", "");
-  std::vector<std::shared_ptr<Job>> jobs =
-      jobs_->Find(connection->uid, name, dataset);
+  const JobQuery query = QueryOf(call);
+  std::vector<std::shared_ptr<Job>> jobs = jobs_->Find(query);
   if (jobs.empty()) {
     return NotFoundError(
         "user {} runs no job '{}'{}; `penstock jobs` lists them",
-        connection->uid, name,
-        dataset.empty() ? "" : " of dataset '" + dataset + "'");
+        request.value("uid", uint32_t{connection->uid}),
+        request.at("job").get<std::string>(),
+        query.dataset.empty() ? "" : " of dataset '" + query.dataset + "'");
   }
   return jobs;
 }
 
-ControlServer::Answer ControlServer::JobStateOf(const Call& call) {
-  PENSTOCK_ASSIGN_OR_RETURN(const std::vector<std::shared_ptr<Job>> jobs,
+StatusOr<std::vector<std::shared_ptr<Job>>> ControlServer::OneJobOf(
+    const Call& call) const {
+  PENSTOCK_ASSIGN_OR_RETURN(std::vector<std::shared_ptr<Job>> jobs,
                             JobsOf(call));
+  std::vector<JobKey> keys;
+  for (const std::shared_ptr<Job>& job : jobs) keys.push_back(job->key());
+  PENSTOCK_RETURN_IF_ERROR(CheckOneJob(keys));
+  return jobs;
+}
+
+StatusOr<std::shared_ptr<Job>> ControlServer::OnlyJobOf(
+    const Call& call) const {
+  PENSTOCK_ASSIGN_OR_RETURN(const std::vector<std::shared_ptr<Job>> jobs,
+                            OneJobOf(call));
   if (jobs.size() > 1) {
-    return InvalidArgumentError("{} jobs are named '{}': name the dataset too",
-                                jobs.size(), jobs[0]->key().name);
+    return FailedPreconditionError(
+        "the {} consumers of job '{}' are independent: ask one of them",
+        jobs.size(), jobs[0]->key().name);
   }
+  return jobs[0];
+}
+
+ControlServer::Answer ControlServer::JobStateOf(const Call& call) {
+  PENSTOCK_ASSIGN_OR_RETURN(const std::shared_ptr<Job> job, OnlyJobOf(call));
   // Sees releases that came before the request.
-  jobs[0]->AdvanceAll();
-  if (jobs[0]->Unsettled()) {
+  job->AdvanceAll();
+  if (job->Unsettled()) {
     return UnavailableError(
         "job '{}' waits for its ranks to reconnect after a restart of the "
         "broker: its position is not known yet; try again later",
-        jobs[0]->key().name);
+        job->key().name);
   }
   nlohmann::json answer = OkReply();
-  answer["state"] = JobStateToJson(jobs[0]->State());
+  answer["state"] = JobStateToJson(job->State());
   if (call.request.value("spec", false)) {
-    answer["spec"] = DatasetSpecToJson(jobs[0]->options().spec).dump();
+    answer["spec"] = DatasetSpecToJson(job->options().spec).dump();
   }
   return answer;
 }
@@ -237,13 +266,7 @@ ControlServer::Answer ControlServer::JobStateOf(const Call& call) {
 ControlServer::Answer ControlServer::Weights(const Call& call) {
   const nlohmann::json& request = call.request;
   PENSTOCK_ASSIGN_OR_RETURN(const std::vector<std::shared_ptr<Job>> jobs,
-                            JobsOf(call));
-  const bool independent = jobs[0]->key().consumer.has_value();
-  if (jobs.size() > 1 &&
-      (!independent || jobs[0]->key().dataset != jobs.back()->key().dataset)) {
-    return InvalidArgumentError("{} jobs are named '{}': name the dataset too",
-                                jobs.size(), jobs[0]->key().name);
-  }
+                            OneJobOf(call));
   std::vector<double> weights;
   for (const nlohmann::json& each :
        request.value("weights", nlohmann::json::array())) {
@@ -302,22 +325,17 @@ ControlServer::Answer ControlServer::Weights(const Call& call) {
 }
 
 ControlServer::Answer ControlServer::Measure(const Call& call) {
-  PENSTOCK_ASSIGN_OR_RETURN(const std::vector<std::shared_ptr<Job>> jobs,
-                            JobsOf(call));
-  if (jobs.size() > 1) {
-    return InvalidArgumentError("{} jobs are named '{}': name the dataset too",
-                                jobs.size(), jobs[0]->key().name);
-  }
-  jobs[0]->Measure(call.request.at("seconds").get<double>());
+  PENSTOCK_ASSIGN_OR_RETURN(const std::shared_ptr<Job> job, OnlyJobOf(call));
+  job->Measure(call.request.at("seconds").get<double>());
   nlohmann::json answer = OkReply();
-  answer.update(jobs[0]->PartsJson());
+  answer.update(job->PartsJson());
   return answer;
 }
 
 ControlServer::Answer ControlServer::Evict(const Call& call) {
   const auto& [connection, request, fds] = call;
   const auto rank = request.at("rank").get<uint32_t>();
-  const StatusOr<std::vector<std::shared_ptr<Job>>> jobs = JobsOf(call);
+  const StatusOr<std::vector<std::shared_ptr<Job>>> jobs = OneJobOf(call);
   if (jobs.status().code() == StatusCode::kInvalidArgument) {
     return jobs.status();
   }
@@ -338,8 +356,7 @@ ControlServer::Answer ControlServer::Evict(const Call& call) {
   }
   // A rank that has not reconnected is in no job yet.
   if (!status.ok() && request.contains("job")) {
-    const Status away = jobs_->EvictAway(connection->uid, request.at("job"),
-                                         request.value("dataset", ""), rank);
+    const Status away = jobs_->EvictAway(QueryOf(call), rank, connection->uid);
     if (away.code() != StatusCode::kNotFound) status = away;
   }
   if (!status.ok()) return status;
@@ -348,12 +365,17 @@ ControlServer::Answer ControlServer::Evict(const Call& call) {
 
 ControlServer::Answer ControlServer::StopJob(const Call& call) {
   const auto& [connection, request, fds] = call;
-  StatusOr<std::vector<std::shared_ptr<Job>>> found = JobsOf(call);
+  StatusOr<std::vector<std::shared_ptr<Job>>> found = OneJobOf(call);
+  if (found.status().code() == StatusCode::kInvalidArgument) {
+    return found.status();
+  }
+  JobQuery query = QueryOf(call);
+  if (found.ok()) {  // no other user's, nor of another dataset
+    query.uid = (*found)[0]->key().uid;
+    query.dataset = (*found)[0]->key().dataset;
+  }
   // An ended job is forgotten, so that its late ranks begin anew.
-  const bool forgotten =
-      found.status().code() != StatusCode::kInvalidArgument &&
-      jobs_->ForgetEnded(connection->uid, request.value("job", ""),
-                         request.value("dataset", ""));
+  PENSTOCK_ASSIGN_OR_RETURN(const bool forgotten, jobs_->ForgetEnded(query));
   nlohmann::json answer = OkReply();
   answer["ended"] = true;
   if (!found.ok() && forgotten) return answer;

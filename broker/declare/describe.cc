@@ -39,14 +39,18 @@ std::string ValueOf(const DeclarationBase& declared, const Field& field) {
                                              : "; default " + otherwise);
 }
 
+std::string KeyOf(const DeclarationBase& declared, const Field& field) {
+  return Wrapped(Format("{}: {}", field.key, ValueOf(declared, field)), "  ",
+                 "      ") +
+         Wrapped(field.text, "      ", "      ");
+}
+
 std::string KeysOf(const DeclarationBase& declared) {
   std::string keys;
   std::string one_of;
   for (const Field& field : declared.fields()) {
     if (field.one_of) one_of += (one_of.empty() ? "" : " or ") + field.key;
-    keys += Wrapped(Format("{}: {}", field.key, ValueOf(declared, field)), "  ",
-                    "      ");
-    keys += Wrapped(field.text, "      ", "      ");
+    keys += KeyOf(declared, field);
   }
   if (one_of.empty()) return keys;
   return keys + Wrapped(Format("Give exactly one of {}.", one_of), "", "");

@@ -26,7 +26,10 @@ std::string MessageCatalog();
 // "job 'JOB': rank RANK died".
 std::string TextOf(const LogMessage& message);
 
-// Two lines or more for each key: its value, its meaning.
+// Two lines or more: the key, its value and its meaning.
+std::string KeyOf(const DeclarationBase& declared,
+                  const DeclarationBase::Field& field);
+// Of all keys.
 std::string KeysOf(const DeclarationBase& declared);
 
 }  // namespace penstock

@@ -4,8 +4,12 @@
 
 #include <algorithm>
 #include <nlohmann/json.hpp>
+#include <set>
 #include <stdexcept>
 #include <type_traits>
+#include <utility>
+
+#include "common/printable.h"
 
 namespace penstock {
 namespace {
@@ -126,6 +130,28 @@ uint32_t AgreementDigest(const JobOptions& options) {
   const std::string text = agreement.dump();
   return static_cast<uint32_t>(
       crc32_z(0, reinterpret_cast<const Bytef*>(text.data()), text.size()));
+}
+
+Status CheckOneJob(std::span<const JobKey> keys) {
+  std::set<uint32_t> users;
+  std::set<std::string> datasets;
+  std::set<std::pair<uint32_t, std::string>> jobs;
+  for (const JobKey& key : keys) {
+    users.insert(key.uid);
+    datasets.insert(Format("'{}'", Printable(key.dataset)));
+    jobs.insert({key.uid, key.dataset});
+  }
+  if (jobs.size() <= 1) return OkStatus();
+  std::vector<std::string> of_users;
+  for (const uint32_t uid : users) of_users.push_back(std::to_string(uid));
+  const bool of_users_only = datasets.size() == 1;
+  return InvalidArgumentError(
+      "{} jobs are named '{}'{}{}: name the {}", jobs.size(), keys[0].name,
+      users.size() > 1 ? ", of users " + JoinText(of_users, ", ") : "",
+      of_users_only ? "" : ", of datasets " + JoinText(datasets, ", "),
+      users.size() == 1 ? "dataset too (--dataset)"
+      : of_users_only   ? "user too (--uid)"
+                        : "dataset too (--dataset), or the user (--uid)");
 }
 
 }  // namespace penstock

@@ -9,6 +9,7 @@
 #include <cstdint>
 #include <nlohmann/json_fwd.hpp>
 #include <optional>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -39,6 +40,21 @@ struct JobKey {
   // Implicit: as a value of a message.
   operator LogJob() const { return {name, dataset, uid, consumer}; }
 };
+
+// What a request names jobs by.
+struct JobQuery {
+  std::optional<uint32_t> uid;  // none: of any user
+  std::string name;
+  std::string dataset;  // "": any
+  bool Matches(const JobKey& key) const {
+    return key.name == name && (!uid || *uid == key.uid) &&
+           (dataset.empty() || dataset == key.dataset);
+  }
+};
+
+// InvalidArgument, and what tells them apart: they are of several users or
+// datasets.
+Status CheckOneJob(std::span<const JobKey> keys);
 
 struct JobOptions {
   DatasetSpec spec;

@@ -461,19 +461,24 @@ Journal::Journal(std::unique_ptr<JournalFiles> files,
                  const JournalLimits& limits, End end)
     : files_(std::move(files)), limits_(limits), end_(std::move(end)) {}
 
+Status LockJournal(JournalFiles* files) {
+  const int result = files->Lock();
+  if (result == 0) return OkStatus();
+  if (result != -EWOULDBLOCK) {
+    return FileError(-result, "lock " + PathOf(files, kJournalLockName));
+  }
+  return AlreadyExistsError(
+      "the state directory {} is in use by another broker, which holds the "
+      "lock on {} (lslocks names its process): stop that one, or give this "
+      "one a directory of its own",
+      files->directory(), kJournalLockName);
+}
+
 StatusOr<std::unique_ptr<Journal>> Journal::Open(
     std::unique_ptr<JournalFiles> files, const JournalLimits& limits,
     const JournalRecord& replay, JournalReplay* replayed) {
   *replayed = {};
-  if (const int result = files->Lock(); result == -EWOULDBLOCK) {
-    return AlreadyExistsError(
-        "the state directory {} is in use by another broker, which holds the "
-        "lock on {} (lslocks names its process): stop that one, or give this "
-        "one a directory of its own",
-        files->directory(), kJournalLockName);
-  } else if (result < 0) {
-    return FileError(-result, "lock " + PathOf(files.get(), kJournalLockName));
-  }
+  PENSTOCK_RETURN_IF_ERROR(LockJournal(files.get()));
   PENSTOCK_ASSIGN_OR_RETURN(End end,
                             OpenFile(files.get(), limits, replay, replayed));
   return std::unique_ptr<Journal>(

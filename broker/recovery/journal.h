@@ -105,6 +105,9 @@ class JournalFiles {
 StatusOr<std::unique_ptr<JournalFiles>> OpenJournalDirectory(
     const std::string& path);
 
+// Locks the directory. AlreadyExists, and the way out: another broker has it.
+Status LockJournal(JournalFiles* files);
+
 struct JournalLimits {
   // Append and Compact fail rather than make the file larger.
   uint64_t file_bytes_max = uint64_t{1} << 30;

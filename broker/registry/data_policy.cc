@@ -98,45 +98,51 @@ ValueType<std::vector<DataRule>> DataRules() {
 StatusOr<DataPolicy> DataPolicy::Open(const std::vector<DataRule>& rules) {
   DataPolicy policy;
   policy.everything_ = false;
-  for (const DataRule& each : rules) {
-    Rule rule;
-    std::vector<std::string> paths = {each.path};
-    paths.insert(paths.end(), each.as.begin(), each.as.end());
-    for (const std::string& path : paths) {
-      auto root = std::make_shared<DataRoot>();
-      root->path = path;
-      root->real = each.path;
-      root->folder =
-          Fd(open(each.path.c_str(), O_PATH | O_DIRECTORY | O_CLOEXEC));
-      if (!root->folder) return OpenError(errno, each.path);
-      // Where the outer one leads, its users would read what the inner one
-      // keeps from them.
-      for (const Rule& other : policy.rules_) {
-        for (const auto& taken : other.roots) {
-          PENSTOCK_RETURN_IF_ERROR(CheckBeside(taken->path, path));
-          PENSTOCK_RETURN_IF_ERROR(CheckBeside(taken->real, each.path));
-        }
-      }
-      for (const auto& taken : rule.roots) {
-        PENSTOCK_RETURN_IF_ERROR(CheckBeside(taken->path, path));
-      }
-      rule.roots.push_back(std::move(root));
-    }
-    rule.everybody = each.users.empty() && each.groups.empty();
-    rule.functions = each.functions;
-    for (const std::string& name : each.users) {
-      const StatusOr<uid_t> uid = UserNumber(name);
-      if (!uid.ok()) return uid.status().Prepend(each.path);
-      rule.users.push_back(*uid);
-    }
-    for (const std::string& name : each.groups) {
-      const auto gid = IdOf<gid_t>(name, GroupNamed);
-      if (!gid) return NotFoundError("{}: no group '{}'", each.path, name);
-      rule.groups.push_back(*gid);
-    }
-    policy.rules_.push_back(std::move(rule));
+  for (size_t i = 0; i < rules.size(); ++i) {
+    PENSTOCK_RETURN_IF_ERROR(
+        policy.Add(rules[i]).Prepend(Format("data[{}]", i)));
   }
   return policy;
+}
+
+Status DataPolicy::Add(const DataRule& each) {
+  Rule rule;
+  std::vector<std::string> paths = {each.path};
+  paths.insert(paths.end(), each.as.begin(), each.as.end());
+  for (const std::string& path : paths) {
+    auto root = std::make_shared<DataRoot>();
+    root->path = path;
+    root->real = each.path;
+    root->folder =
+        Fd(open(each.path.c_str(), O_PATH | O_DIRECTORY | O_CLOEXEC));
+    if (!root->folder) return OpenError(errno, each.path);
+    // Where the outer one leads, its users would read what the inner one
+    // keeps from them.
+    for (const Rule& other : rules_) {
+      for (const auto& taken : other.roots) {
+        PENSTOCK_RETURN_IF_ERROR(CheckBeside(taken->path, path));
+        PENSTOCK_RETURN_IF_ERROR(CheckBeside(taken->real, each.path));
+      }
+    }
+    for (const auto& taken : rule.roots) {
+      PENSTOCK_RETURN_IF_ERROR(CheckBeside(taken->path, path));
+    }
+    rule.roots.push_back(std::move(root));
+  }
+  rule.everybody = each.users.empty() && each.groups.empty();
+  rule.functions = each.functions;
+  for (const std::string& name : each.users) {
+    const StatusOr<uid_t> uid = UserNumber(name);
+    if (!uid.ok()) return uid.status().Prepend(each.path);
+    rule.users.push_back(*uid);
+  }
+  for (const std::string& name : each.groups) {
+    const auto gid = IdOf<gid_t>(name, GroupNamed);
+    if (!gid) return NotFoundError("{}: no group '{}'", each.path, name);
+    rule.groups.push_back(*gid);
+  }
+  rules_.push_back(std::move(rule));
+  return OkStatus();
 }
 
 std::shared_ptr<const FileAccess> DataPolicy::AccessOf(

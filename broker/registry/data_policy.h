@@ -38,7 +38,7 @@ class DataPolicy {
   DataPolicy() = default;
   // For a service; without rules each user's own rights. Opens the folders.
   // NotFound names a folder, user or group that is not there; InvalidArgument
-  // two folders of which one is below the other.
+  // two folders of which one is below the other. Each begins with "data[0]: ".
   static StatusOr<DataPolicy> Open(const std::vector<DataRule>& rules);
 
   // runs_functions: the dataset runs functions of users, which may do with its
@@ -47,6 +47,8 @@ class DataPolicy {
                                              bool runs_functions) const;
 
  private:
+  Status Add(const DataRule& rule);
+
   struct Rule {
     std::vector<std::shared_ptr<const DataRoot>> roots;  // one for each path
     bool everybody = false;

@@ -216,20 +216,20 @@ void JobTable::NoteEnded(const Entry& entry, bool awaited) {
   ended_.push_back(std::move(noted));
 }
 
-bool JobTable::ForgetEnded(uint32_t uid, const std::string& name,
-                           const std::string& dataset) {
-  bool any = false;
+StatusOr<bool> JobTable::ForgetEnded(const JobQuery& query) {
+  std::vector<Ended*> found;
+  std::vector<JobKey> keys;
   for (Ended& ended : ended_) {
-    if (!ended.awaited || ended.key.name != name ||
-        (uid != 0 && uid != ended.key.uid) ||
-        (!dataset.empty() && dataset != ended.key.dataset)) {
-      continue;
-    }
-    journal_->JobEnded(ended.id);
-    ended.awaited = false;
-    any = true;
+    if (!ended.awaited || !query.Matches(ended.key)) continue;
+    found.push_back(&ended);
+    keys.push_back(ended.key);
   }
-  return any;
+  PENSTOCK_RETURN_IF_ERROR(CheckOneJob(keys));
+  for (Ended* const ended : found) {
+    journal_->JobEnded(ended->id);
+    ended->awaited = false;
+  }
+  return !found.empty();
 }
 
 const JobTable::Ended* JobTable::AwaitedBy(const AttachRequest& request,
@@ -645,25 +645,20 @@ void JobTable::Deserted(Entry& entry) {
   }
 }
 
-std::vector<std::shared_ptr<Job>> JobTable::Find(
-    uint32_t uid, const std::string& name, const std::string& dataset) const {
+std::vector<std::shared_ptr<Job>> JobTable::Find(const JobQuery& query) const {
   std::vector<std::shared_ptr<Job>> jobs;
   for (const Entry& entry : entries_) {
     if (entry.job != nullptr && !entry.over && !entry.options.at_end &&
-        entry.key.name == name && (uid == 0 || uid == entry.key.uid) &&
-        (dataset.empty() || dataset == entry.key.dataset)) {
+        query.Matches(entry.key)) {
       jobs.push_back(entry.job);
     }
   }
   return jobs;
 }
 
-bool JobTable::MayOpen(uint32_t uid, const std::string& name,
-                       const std::string& dataset) const {
+bool JobTable::MayOpen(const JobQuery& query) const {
   return std::any_of(entries_.begin(), entries_.end(), [&](const Entry& entry) {
-    return entry.job == nullptr && !entry.over && entry.key.uid == uid &&
-           entry.key.name == name &&
-           (dataset.empty() || dataset == entry.key.dataset);
+    return entry.job == nullptr && !entry.over && query.Matches(entry.key);
   });
 }
 

@@ -125,25 +125,21 @@ class JobTable {
   // now; nullptr: none.
   const DatasetSpec* SpecOf(const JobKey& key, uint32_t rank,
                             std::optional<Incarnation> incarnation) const;
-  // Running jobs of this name that uid may act upon (its own; root: all).
-  std::vector<std::shared_ptr<Job>> Find(uint32_t uid, const std::string& name,
-                                         const std::string& dataset) const;
+  // Running jobs.
+  std::vector<std::shared_ptr<Job>> Find(const JobQuery& query) const;
   // Records evicted ranks: the next broker instance must not wait for them.
   void NoteEvicted(const std::shared_ptr<Job>& job);
-  // Evicts a rank of a former broker instance that has not reconnected from the
-  // jobs of this name that uid may act upon: it counts as dead and cannot come
-  // back. If its process wakes, it may still take batches published before.
-  Status EvictAway(uint32_t uid, const std::string& name,
-                   const std::string& dataset, uint32_t rank);
+  // Evicts a rank of a former broker instance that has not reconnected: it
+  // counts as dead and cannot come back. If its process wakes, it may still
+  // take batches published before. By user `by`. InvalidArgument: CheckOneJob.
+  Status EvictAway(const JobQuery& query, uint32_t rank, uint32_t by);
   // Forgets ended incarnations, so that their late ranks begin anew. False:
-  // there was none that uid may act upon.
-  bool ForgetEnded(uint32_t uid, const std::string& name,
-                   const std::string& dataset);
+  // there was none. InvalidArgument: CheckOneJob.
+  StatusOr<bool> ForgetEnded(const JobQuery& query);
 
-  // A job of this name (and dataset) may yet open: its ranks are attaching, or
-  // it waits for ranks from before a restart of the broker.
-  bool MayOpen(uint32_t uid, const std::string& name,
-               const std::string& dataset) const;
+  // A job may yet open: its ranks are attaching, or it waits for ranks from
+  // before a restart of the broker.
+  bool MayOpen(const JobQuery& query) const;
 
   // Opens the dataset and describes it and the needs of a job of uid: the
   // answer of the `index` operation.

@@ -450,17 +450,20 @@ void JobTable::NoteEvicted(const std::shared_ptr<Job>& job) {
   }
 }
 
-Status JobTable::EvictAway(uint32_t uid, const std::string& name,
-                           const std::string& dataset, uint32_t rank) {
-  Status status =
-      NotFoundError("job '{}' waits for no rank {} to reconnect", name, rank);
+Status JobTable::EvictAway(const JobQuery& query, uint32_t rank, uint32_t by) {
+  const auto is_awaited = [&](const Entry& entry) {
+    return !entry.over && query.Matches(entry.key) &&
+           Away(entry).count(rank) > 0;
+  };
+  std::vector<JobKey> keys;
+  for (const Entry& entry : entries_) {
+    if (is_awaited(entry)) keys.push_back(entry.key);
+  }
+  PENSTOCK_RETURN_IF_ERROR(CheckOneJob(keys));
+  Status status = NotFoundError("job '{}' waits for no rank {} to reconnect",
+                                query.name, rank);
   for (Entry& entry : entries_) {
-    if (entry.over || entry.key.name != name ||
-        (uid != 0 && uid != entry.key.uid) ||
-        (!dataset.empty() && dataset != entry.key.dataset)) {
-      continue;
-    }
-    if (Away(entry).count(rank) == 0) continue;
+    if (!is_awaited(entry)) continue;
     for (auto& [attach, former] : entry.former->ranks) {
       if (entry.key.consumer.value_or(former.rank) != rank ||
           !former.MayLive()) {
@@ -471,7 +474,7 @@ Status JobTable::EvictAway(uint32_t uid, const std::string& name,
             "rank {} of job '{}' has not reconnected, and nobody kept its page "
             "and its pidfd (systemd and penstock run do): how far it was is "
             "not known; begin all ranks at a state",
-            rank, name);
+            rank, query.name);
       }
       former.evicted = former.inode;
       journal_->RankEvicted(entry.number, attach, former.inode);
@@ -482,7 +485,7 @@ Status JobTable::EvictAway(uint32_t uid, const std::string& name,
       }
     }
     Log<"rank-evicted">(entry.key, rank,
-                        Format("by user {}, before it reconnected", uid));
+                        Format("by user {}, before it reconnected", by));
     // Its time may have been over before; its batches are settled now.
     if (entry.job != nullptr) entry.job->BeginRecovery();
     status = OkStatus();

@@ -51,6 +51,8 @@ constexpr RequestField kOfJob[] = {
      "name of the job; an attached rank leaves it out to mean its own"},
     {"dataset", Text(kNameBytesMax),
      "name of its dataset, where jobs of several have this name"},
+    {"uid", Number(0, UINT32_MAX),
+     "its user, where jobs of several have this name (for root)"},
 };
 
 constexpr AnswerField kDatasetName[] = {{"dataset", kText, "its name"}};

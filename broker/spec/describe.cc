@@ -29,16 +29,27 @@ void AddPartsOf(const DeclarationBase& declared, std::vector<Described>* all) {
   }
 }
 
+// What the value of a key may be; "": that is told with the key.
+std::string PartsOf(const std::string& key) {
+  std::string text;
+  for (const Described& each : AllDescribed()) {
+    if (each.key != key) continue;
+    text +=
+        Wrapped(Format("{}: {}", each.declared->name(), each.declared->text()),
+                "  ", "      ");
+  }
+  return text.empty() ? "" : Format("\nOf {}:\n", key) + text;
+}
+
 std::string Overview() {
   const DeclarationBase& spec = DatasetSpec::Declared();
   std::string text = "A dataset spec is one YAML or JSON document:\n\n  " +
                      spec.example() + "\n\nIts keys:\n" + KeysOf(spec);
-  std::string key;
+  std::vector<std::string> keys;
   for (const Described& each : AllDescribed()) {
-    if (each.key != key) text += Format("\nOf {}:\n", key = each.key);
-    text +=
-        Wrapped(Format("{}: {}", each.declared->name(), each.declared->text()),
-                "  ", "      ");
+    if (std::find(keys.begin(), keys.end(), each.key) != keys.end()) continue;
+    keys.push_back(each.key);
+    text += PartsOf(each.key);
   }
   return text + "\n`penstock help spec NAME` has the keys of each.\n";
 }
@@ -147,6 +158,12 @@ StatusOr<std::string> DescribeSpec(const std::string& name) {
     pages += Page(each);
   }
   if (!pages.empty()) return pages;
+  for (const Field& field : DatasetSpec::Declared().fields()) {
+    names.push_back(field.key);
+    if (field.key != name) continue;
+    return "A key of a spec:\n" + KeyOf(DatasetSpec::Declared(), field) +
+           PartsOf(field.key);
+  }
   return InvalidArgumentError("nothing of a spec is named {}; {}", Quoted(name),
                               Suggestion(name, names));
 }

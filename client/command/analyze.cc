@@ -11,6 +11,7 @@
 #include "client/command/analyze_spec.h"
 #include "client/command/first_batch.h"
 #include "client/command/json_field.h"
+#include "client/command/number_range.h"
 #include "client/command/output_file.h"
 #include "client/command/private_broker.h"
 #include "client/command/spec_file.h"
@@ -169,7 +170,7 @@ Subcommand AddAnalyze(CLI::App& app) {
                    "Different words or integers to count exactly, of a feature")
       ->type_name("N")
       ->capture_default_str()
-      ->check(CLI::Range(uint64_t{1}, kTokensMax).description(""));
+      ->check(InRange(uint64_t{1}, kTokensMax));
   analyze->add_flag("--json", options->json, "Print the statistics as JSON");
   options->broker.AddTo(analyze);
   analyze->footer(

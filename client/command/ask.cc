@@ -84,13 +84,18 @@ bool BrokerFlag(const Json& broker, const char* key) {
 
 // ---- tables
 
-// Whether the answer has jobs of several datasets, which may have one name.
-bool HasSeveralDatasets(const Json& answer) {
-  std::set<std::string> datasets;
-  for (const Json& job : ArrayField(answer, "jobs")) {
-    datasets.insert(TextField(job, "dataset"));
+// The fields that tell the answer's jobs apart: several datasets or users may
+// have jobs of one name.
+std::vector<std::string> NamingFields(const Json& answer) {
+  std::vector<std::string> fields = {"job"};
+  for (const char* const key : {"dataset", "uid"}) {
+    std::set<Json> values;
+    for (const Json& job : ArrayField(answer, "jobs")) {
+      values.insert(FieldOf(job, key));
+    }
+    if (values.size() > 1) fields.emplace_back(key);
   }
-  return datasets.size() > 1;
+  return fields;
 }
 
 // The columns of an object's fields, behind those that name their job.
@@ -98,13 +103,13 @@ class StatusTable {
  public:
   // of_job: fields of the job that name it, which have the first columns.
   StatusTable(std::string_view object, std::string_view table,
-              std::vector<std::string> of_job)
-      : of_job_(std::move(of_job)), table_({}) {
+              const std::vector<std::string>& of_job)
+      : table_({}) {
     std::vector<std::string> headings;
     for (const AnswerField& field : StatusObjectOf("job").fields) {
-      if (std::count(of_job_.begin(), of_job_.end(), field.key) > 0) {
-        headings.emplace_back(field.column);
-      }
+      if (std::count(of_job.begin(), of_job.end(), field.key) == 0) continue;
+      of_job_.push_back(&field);
+      headings.emplace_back(field.column);
     }
     for (const AnswerField& field : StatusObjectOf(object).fields) {
       if (field.column.empty() || field.table != table) continue;
@@ -116,8 +121,8 @@ class StatusTable {
 
   void Add(const Json& job, const Json& object) {
     std::vector<std::string> cells;
-    for (const std::string& key : of_job_) {
-      cells.push_back(TextCell(job, key.c_str()));
+    for (const AnswerField* field : of_job_) {
+      cells.push_back(Cell(job, *field));
     }
     for (const AnswerField* field : fields_) {
       cells.push_back(Cell(object, *field));
@@ -128,14 +133,15 @@ class StatusTable {
   std::string ToString() const { return table_.ToString(); }
 
  private:
-  const std::vector<std::string> of_job_;
+  std::vector<const AnswerField*> of_job_;
   std::vector<const AnswerField*> fields_;
   Table table_;
 };
 
-void PrintOfJob(const Json& job, const std::string& text) {
+void PrintOfJob(const Json& answer, const Json& job, const std::string& text) {
   if (text.empty()) return;
-  Print(stdout, "\n{}: {}\n", Printable(TextCell(job, "job")), Printable(text));
+  Print(stdout, "\n{}: {}\n", Printable(JobTitle(answer, job)),
+        Printable(text));
 }
 
 void PrintJobs(const Json& answer) {
@@ -144,7 +150,7 @@ void PrintJobs(const Json& answer) {
   Print(stdout, "{}", table.empty() ? "no jobs\n" : table.ToString());
   for (const Json& job : ArrayField(answer, "jobs")) {
     for (const char* key : {"last_error", "warning"}) {
-      PrintOfJob(job, TextField(job, key));
+      PrintOfJob(answer, job, TextField(job, key));
     }
   }
 }
@@ -178,7 +184,10 @@ void PrintBroker(const Json& broker) {
        Format("{}, {} reads in flight at most ({})", cell("read_backend"),
               cell("read_depth"), cell("read_depth_chosen")));
   line("sandbox", cell("sandbox"));
-  line("memory", cell("memory_bytes") + " for all jobs");
+  const uint64_t hidden = CountField(broker, "hidden_jobs").value_or(0);
+  line("memory",
+       cell("memory_bytes") + " for all jobs" +
+           (hidden == 0 ? "" : Format(", {} of them of other users", hidden)));
   const Json& nodes = ArrayField(broker, "nodes");
   std::string text;
   for (const Json& node : nodes) {
@@ -199,15 +208,14 @@ void PrintStatus(const Json& answer) {
   PrintBroker(FieldOf(answer, "broker"));
   Print(stdout, "\n");
   PrintJobs(answer);
-  std::vector<std::string> of_job = {"job"};
-  if (HasSeveralDatasets(answer)) of_job.emplace_back("dataset");
+  const std::vector<std::string> of_job = NamingFields(answer);
   StatusTable reading("job", "reading", of_job);
   StatusTable caches("job", "cache", of_job);
   StatusTable ranks("rank", "", of_job);
   StatusTable producers("producer", "", of_job);
   for (const Json& job : ArrayField(answer, "jobs")) {
     // Where the broker's time goes, and each rank's.
-    PrintOfJob(job, TextField(FieldOf(job, "bottleneck"), "text"));
+    PrintOfJob(answer, job, TextField(FieldOf(job, "bottleneck"), "text"));
     reading.Add(job, job);
     if (job.contains("cache")) caches.Add(job, job);
     for (const Json& rank : ArrayField(job, "ranks")) ranks.Add(job, rank);

@@ -10,6 +10,7 @@
 
 #include "client/command/bench_drain.h"
 #include "client/command/json_field.h"
+#include "client/command/number_range.h"
 #include "client/command/private_broker.h"
 #include "client/command/replay.h"
 #include "client/command/row_check.h"
@@ -278,18 +279,18 @@ Subcommand AddBench(CLI::App& app) {
   bench->add_option("--ranks", options->ranks, "Consumer processes")
       ->type_name("N")
       ->required()
-      ->check(CLI::Range(1, kRanksMax).description(""));
+      ->check(InRange(1, kRanksMax));
   CLI::Option* const epochs =
       bench
           ->add_option("--epochs", options->epochs,
                        "Stop after E epochs (default: the spec's)")
           ->type_name("E")
-          ->check(CLI::Range(int64_t{1}, INT64_MAX).description(""));
+          ->check(InRange(int64_t{1}));
   bench
       ->add_option("--steps", options->steps,
                    "Stop after S steps of each rank, or at the end of the data")
       ->type_name("S")
-      ->check(CLI::Range(int64_t{1}, INT64_MAX).description(""))
+      ->check(InRange(int64_t{1}))
       ->excludes(epochs);
   bench->add_flag("--touch,!--no-touch", options->touch,
                   "Read one byte of every cache line (default: on)");

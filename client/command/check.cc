@@ -5,6 +5,7 @@
 #include "client/command/first_batch.h"
 #include "client/command/interrupt.h"
 #include "client/command/json_field.h"
+#include "client/command/number_range.h"
 #include "client/command/private_broker.h"
 #include "client/command/spec_file.h"
 #include "client/command/subcommand.h"
@@ -342,7 +343,7 @@ std::shared_ptr<CheckOptions> AddCheckOptions(CLI::App* app) {
                   "Ranks the job would have: sets batch and memory")
       ->type_name("N")
       ->capture_default_str()
-      ->check(CLI::Range(1, kRanksMax).description(""));
+      ->check(InRange(1, kRanksMax));
   app->add_flag("--json", options->json, "Print one JSON object for each spec");
   options->broker.AddTo(app);
   return options;

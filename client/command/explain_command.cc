@@ -24,6 +24,7 @@
 #include "client/command/first_batch.h"
 #include "client/command/interrupt.h"
 #include "client/command/json_field.h"
+#include "client/command/number_range.h"
 #include "client/command/output_file.h"
 #include "client/command/penstockd_output.h"
 #include "client/command/private_broker.h"
@@ -65,6 +66,7 @@ struct ExplainOptions {
   bool json = false;
   std::string socket;
   std::string dataset;
+  std::optional<uint32_t> uid;
   PrivateBrokerOptions broker;
 };
 
@@ -470,15 +472,19 @@ StatusOr<JobSample> SampleOf(const ExplainOptions& options) {
                             {"job", options.what},
                             {"seconds", options.seconds + kBeyond_s}};
   if (!options.dataset.empty()) request["dataset"] = options.dataset;
+  if (options.uid) request["uid"] = *options.uid;
   JobSample sample;
   PENSTOCK_ASSIGN_OR_RETURN(sample.parts, CallBroker(socket, request));
   PENSTOCK_ASSIGN_OR_RETURN(const nlohmann::json status,
                             CallBroker(socket, {{"op", "status"}}));
   sample.at = Clock::now();
   sample.broker = FieldOf(status, "broker");
+  // Root's question is of the only job of that name, or of the user it names.
+  const bool of_any = !options.uid && geteuid() == 0;
+  const uint64_t uid = options.uid.value_or(geteuid());
   for (const nlohmann::json& each : ArrayField(status, "jobs")) {
     if (TextField(each, "job") == options.what &&
-        CountField(each, "uid") == uint64_t{geteuid()} &&
+        (of_any || CountField(each, "uid") == uid) &&
         (options.dataset.empty() ||
          TextField(each, "dataset") == options.dataset)) {
       sample.job = each;
@@ -597,11 +603,16 @@ Subcommand AddExplain(CLI::App& app) {
       ->add_option("--seconds", options->seconds,
                    "For how long it measures (default: 15)")
       ->type_name("N")
-      ->check(CLI::Range(kSecondsMin, kSecondsMax).description(""));
+      ->check(InRange(kSecondsMin, kSecondsMax));
   explain->add_flag("--json", options->json, "Print one JSON object");
   explain->add_option("--dataset", options->dataset,
                       "Dataset of the job, where jobs of several have this "
                       "name");
+  explain
+      ->add_option("--uid", options->uid,
+                   "User of the job, where jobs of several have this name (for "
+                   "root)")
+      ->type_name("UID");
   explain
       ->add_option("--socket", options->socket,
                    "Where the job's broker listens (default: PENSTOCK_SOCKET, "

@@ -6,6 +6,7 @@
 
 #include "client/command/control_call.h"
 #include "client/command/json_field.h"
+#include "client/command/number_range.h"
 #include "client/command/output_file.h"
 #include "client/command/subcommand.h"
 #include "client/command/table.h"
@@ -20,6 +21,7 @@ struct JobOptions {
   std::string socket;
   std::string job;
   std::string dataset;
+  std::optional<uint32_t> uid;
   std::string save;
   uint64_t rank = 0;
   bool now = false;
@@ -31,6 +33,7 @@ struct JobOptions {
   nlohmann::json Request(const char* op) const {
     nlohmann::json request = {{"op", op}, {"job", job}};
     if (!dataset.empty()) request["dataset"] = dataset;
+    if (uid) request["uid"] = *uid;
     return request;
   }
 };
@@ -41,6 +44,10 @@ std::shared_ptr<JobOptions> AddJobOptions(CLI::App* app) {
       ->required();
   app->add_option("--dataset", options->dataset,
                   "Dataset of the job, where jobs of several have this name");
+  app->add_option("--uid", options->uid,
+                  "User of the job, where jobs of several have this name (for "
+                  "root)")
+      ->type_name("UID");
   app->add_option("--socket", options->socket,
                   "Where the broker listens (default: PENSTOCK_SOCKET, else " +
                       std::string(kDefaultSocketPath) + ")")
@@ -180,7 +187,7 @@ Subcommand AddEvict(CLI::App& app) {
   const std::shared_ptr<JobOptions> options = AddJobOptions(evict);
   evict->add_option("RANK", options->rank, "Number of the rank")
       ->required()
-      ->check(CLI::Range(0, kRankMax).description(""));
+      ->check(InRange(0, kRankMax));
   evict->footer(
       "For a rank that hangs. Its next call returns an error. Its batches go "
       "to\n"

@@ -8,6 +8,8 @@
 #include <optional>
 #include <string>
 
+#include "common/format.h"
+
 namespace penstock {
 
 // The field, or null.
@@ -54,6 +56,21 @@ inline const nlohmann::json& ArrayField(const nlohmann::json& object,
 // One line; bytes that are not UTF-8 (file names) are replaced.
 inline std::string JsonLine(const nlohmann::json& json) {
   return json.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
+}
+
+// A job of a status as a sentence names it: "train", or where others have that
+// name "train (dataset a, user 1000)".
+inline std::string JobTitle(const nlohmann::json& status,
+                            const nlohmann::json& job) {
+  const nlohmann::json& name = FieldOf(job, "job");
+  int named = 0;
+  for (const nlohmann::json& each : ArrayField(status, "jobs")) {
+    named += FieldOf(each, "job") == name;
+  }
+  const std::string text = TextField(job, "job", "-");
+  if (named <= 1) return text;
+  return Format("{} (dataset {}, user {})", text, TextField(job, "dataset"),
+                CountField(job, "uid").value_or(0));
 }
 
 }  // namespace penstock

@@ -11,17 +11,19 @@ namespace penstock {
 namespace {
 
 int Main(int argc, char** argv) {
-  // All words after `--` belong to the command that `run` starts; CLI11 does
-  // not see them.
+  // All words after the `--` of `run` belong to the command that it starts;
+  // CLI11 does not see them.
   std::vector<std::string> words;
   int own = 0;
   while (own < argc && std::string(argv[own]) != "--") ++own;
   for (int i = own + 1; i < argc; ++i) words.push_back(argv[i]);
+  // Of others, those after it are no options: `penstock stop -- -job`.
+  const bool is_run = argc > 1 && std::string(argv[1]) == "run";
 
   CLI::App app;
   const std::vector<Subcommand> subcommands = DeclareCommand(app, words);
   try {
-    app.parse(own, argv);
+    app.parse(is_run ? own : argc, argv);
   } catch (const CLI::ParseError& error) {
     if (error.get_exit_code() == 0) return app.exit(error);  // --help
     const std::vector<CLI::App*> chosen = app.get_subcommands();
@@ -41,6 +43,13 @@ int Main(int argc, char** argv) {
         return kExitUsage;
       }
     }
+    if (!is_run && own < argc && !app.remaining(true).empty()) {
+      PrintError(
+          Format("`penstock {}` takes no command after `--`; `penstock run` "
+                 "does",
+                 argv[1]));
+      return kExitUsage;
+    }
     PrintError(
         Format("{}; see `penstock{}{} --help`", error.what(),
                chosen.empty() ? "" : " ",
@@ -50,13 +59,6 @@ int Main(int argc, char** argv) {
 
   for (const Subcommand& subcommand : subcommands) {
     if (!subcommand.app->parsed()) continue;
-    if (own < argc && subcommand.app->get_name() != "run") {
-      PrintError(
-          Format("`penstock {}` takes no command after `--`; `penstock "
-                 "run` does",
-                 subcommand.app->get_name()));
-      return kExitUsage;
-    }
     CatchInterrupts();
     return ExitStatus(subcommand.run());
   }

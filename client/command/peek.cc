@@ -7,6 +7,7 @@
 #include "client/command/batch_sheet.h"
 #include "client/command/contact_sheet.h"
 #include "client/command/first_batch.h"
+#include "client/command/number_range.h"
 #include "client/command/output_file.h"
 #include "client/command/private_broker.h"
 #include "client/command/spec_file.h"
@@ -109,7 +110,7 @@ Subcommand AddPeek(CLI::App& app) {
   peek->add_option("--rows", options->rows, "Rows to show")
       ->type_name("N")
       ->capture_default_str()
-      ->check(CLI::Range(1, 1 << 20).description(""));
+      ->check(InRange(1, 1 << 20));
   peek->add_flag("--text", options->text, "Print values only")
       ->excludes(out)
       ->excludes(feature);

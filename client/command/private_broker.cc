@@ -15,6 +15,7 @@
 #include <iterator>
 
 #include "client/command/interrupt.h"
+#include "client/command/number_range.h"
 #include "common/layout.h"
 #include "common/quantity.h"
 
@@ -53,7 +54,7 @@ void PrivateBrokerOptions::AddTo(CLI::App* app) {
   app->add_option("--workers", workers,
                   "Worker threads of the private broker (default: its choice)")
       ->type_name("N")
-      ->check(CLI::Range(1, 4096).description(""));
+      ->check(InRange(1, 4096));
   app->add_option("--memory-limit", memory_limit,
                   "Memory of all batches of the private broker, such as 500M "
                   "or 8G (default: its choice)")

@@ -13,6 +13,7 @@
 #include "client/command/guard.h"
 #include "client/command/interrupt.h"
 #include "client/command/json_field.h"
+#include "client/command/number_range.h"
 #include "client/command/private_broker.h"
 #include "client/command/spec_file.h"
 #include "client/command/subcommand.h"
@@ -225,7 +226,7 @@ Subcommand AddRun(CLI::App& app, const std::vector<std::string>& words) {
                   "variables; 0: start it once, it starts the ranks itself")
       ->type_name("N")
       ->required()
-      ->check(CLI::Range(0, kRanksMax).description(""));
+      ->check(InRange(0, kRanksMax));
   run->add_flag("--prefix", options->tag_output,
                 "Write [rank N] in front of each line of output");
   run->add_flag(

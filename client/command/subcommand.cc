@@ -1,6 +1,10 @@
 #include "client/command/subcommand.h"
 
+#include <poll.h>
+#include <unistd.h>
+
 #include <CLI/CLI.hpp>
+#include <csignal>
 #include <cstdio>
 
 #include "client/command/interrupt.h"
@@ -25,6 +29,11 @@ int ExitStatus(const StatusOr<int>& result) {
                : kExitFailure;
   }
   if (std::fflush(stdout) != 0 || std::ferror(stdout) != 0) {
+    // Of `| head`, which has seen enough: as a program that SIGPIPE ends.
+    pollfd out{STDOUT_FILENO, 0, 0};
+    if (poll(&out, 1, 0) > 0 && (out.revents & POLLERR) != 0) {
+      return 128 + SIGPIPE;
+    }
     PrintError("cannot write to standard output");
     return kExitFailure;
   }

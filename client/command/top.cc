@@ -280,14 +280,13 @@ std::vector<std::string> TopLines(const TopSample& before, const TopSample& now,
   const Growth growth(before, now);
   std::vector<std::string> lines;
   for (const Json& job : ArrayField(now.status, "jobs")) {
-    lines.push_back(Printable(
-        Format("{} {}: {} samples/s, epoch {}, step {}, {}; {}", clock,
-               TextField(job, "job", "-"),
-               RateCell(growth.Of(JobBefore(before, job, lines.size()), job,
-                                  "rows")),
-               Of(job, "epoch", "epochs"), Of(job, "step", "steps_per_epoch"),
-               TextField(job, "state", "-"),
-               TextField(FieldOf(job, "bottleneck"), "text"))));
+    lines.push_back(Printable(Format(
+        "{} {}: {} samples/s, epoch {}, step {}, {}; {}", clock,
+        JobTitle(now.status, job),
+        RateCell(growth.Of(JobBefore(before, job, lines.size()), job, "rows")),
+        Of(job, "epoch", "epochs"), Of(job, "step", "steps_per_epoch"),
+        TextField(job, "state", "-"),
+        TextField(FieldOf(job, "bottleneck"), "text"))));
   }
   if (lines.empty()) lines.push_back(clock + " no jobs");
   return lines;

@@ -14,6 +14,7 @@
 
 #include "client/command/control_call.h"
 #include "client/command/interrupt.h"
+#include "client/command/number_range.h"
 #include "client/command/screen.h"
 #include "client/command/subcommand.h"
 #include "client/command/top.h"
@@ -203,9 +204,10 @@ Subcommand AddTop(CLI::App& app) {
       ->type_name("PATH");
   top->add_option("--interval", options->interval_s,
                   "Seconds from one look to the next (default: 1)")
-      ->check(CLI::Range(kIntervalMin_s, kIntervalMax_s).description(""))
+      ->check(InRange(kIntervalMin_s, kIntervalMax_s))
       ->type_name("SECONDS");
   top->add_option("--count", options->count, "End after so many looks")
+      ->check(InRange(uint64_t{1}))
       ->type_name("N");
   top->footer(
       "Keys: q quit; arrows, PgUp, PgDn, j, k, g scroll; space pause; r with\n"

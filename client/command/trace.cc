@@ -9,6 +9,7 @@
 #include <charconv>
 #include <fstream>
 #include <memory>
+#include <optional>
 #include <set>
 #include <string>
 #include <utility>
@@ -16,6 +17,7 @@
 
 #include "client/command/interrupt.h"
 #include "client/command/json_field.h"
+#include "client/command/number_range.h"
 #include "client/command/output_file.h"
 #include "client/command/subcommand.h"
 #include "common/message.h"
@@ -41,6 +43,7 @@ struct TraceOptions {
   std::string socket;
   std::string job;
   std::string dataset;
+  std::optional<uint32_t> uid;
   std::string out = "trace.json";
   std::string beside;
   double seconds = 5;
@@ -195,6 +198,7 @@ StatusOr<int> Record(const TraceOptions& options) {
   Json request = {
       {"op", "trace"}, {"job", options.job}, {"seconds", options.seconds}};
   if (!options.dataset.empty()) request["dataset"] = options.dataset;
+  if (options.uid) request["uid"] = *options.uid;
   const StatusOr<Message> answer =
       Request(socket.get(), request, {},
               DeadlineAfter(options.seconds + kAnswerSeconds));
@@ -221,8 +225,13 @@ Subcommand AddTrace(CLI::App& app) {
       ->required();
   trace->add_option("--dataset", options->dataset,
                     "Dataset of the job, where jobs of several have this name");
+  trace
+      ->add_option("--uid", options->uid,
+                   "User of the job, where jobs of several have this name (for "
+                   "root)")
+      ->type_name("UID");
   trace->add_option("--seconds", options->seconds, "For how long (default: 5)")
-      ->check(CLI::Range(kSecondsMin, kSecondsMax).description(""))
+      ->check(InRange(kSecondsMin, kSecondsMax))
       ->type_name("N");
   trace->add_option("--out", options->out, "The file (default: trace.json)")
       ->type_name("FILE");

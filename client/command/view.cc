@@ -19,6 +19,7 @@
 #include "client/command/interrupt.h"
 #include "client/command/job_batch.h"
 #include "client/command/json_field.h"
+#include "client/command/number_range.h"
 #include "client/command/output_file.h"
 #include "client/command/subcommand.h"
 #include "client/command/view_page.h"
@@ -200,7 +201,7 @@ Subcommand AddView(CLI::App& app) {
   const auto options = std::make_shared<ViewOptions>();
   CLI::Option* const port =
       view->add_option("--port", options->port, "Of 127.0.0.1 (default: free)")
-          ->check(CLI::Range(0, 65535).description(""))
+          ->check(InRange(0, 65535))
           ->type_name("N");
   CLI::Option* const out =
       view->add_option("--out", options->out,
@@ -208,7 +209,7 @@ Subcommand AddView(CLI::App& app) {
           ->type_name("FILE.html");
   view->add_option("--seconds", options->seconds,
                    "How long it looks for --out (default: 10)")
-      ->check(CLI::Range(1, kSecondsMax).description(""))
+      ->check(InRange(1, kSecondsMax))
       ->needs(out)
       ->type_name("N");
   port->excludes(out);

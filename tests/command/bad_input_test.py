@@ -319,6 +319,14 @@ class BadInput(unittest.TestCase):
         for text, message in (
                 ("state_dir: missing\n", "state directory missing"),
                 ("state_dir: file\n", "name a directory"),
+                ("state_dir: functions\ncache_dir: file\n",
+                 "penstockd.yaml:2:1: cache_dir: '"),
+                ("snapshot_path: file\n", "file' is not a folder"),
+                ("socket: file\n",
+                 "penstockd.yaml:1:1: socket: 'file' exists and is not a socket"),
+                (f"socket: /{'s' * 120}\n", "is longer than 107 bytes"),
+                ("data: [{path: /etc},\n  {path: /usr, groups: [nobody-has-it]}]\n",
+                 "penstockd.yaml:2:3: data[1]: /usr: no group 'nobody-has-it'"),
                 ("python_path: functions\npython: /nowhere/python3\n",
                  "penstockd.yaml:2:1: python: start '/nowhere/python3'"),
                 ("python_path: functions\npython: /bin/false\n",
@@ -331,6 +339,53 @@ class BadInput(unittest.TestCase):
         run = self.penstockd("--check", "--config", config)
         self.assertEqual(run.returncode, 0, run.stderr)
         self.assertEqual(run.stdout, f"{config}: valid on this machine\n")
+
+    def test_a_refused_start_changes_nothing_of_the_broker_that_runs(self):
+        # On a disk: on tmpfs there is no memory folder.
+        state = pathlib.Path(tempfile.mkdtemp(dir=BUILD, prefix="state-"))
+        self.addCleanup(shutil.rmtree, state)
+        broker = self.started("--socket", "s", "--state-dir", state)
+        memory = os.readlink(state / "memory")
+        self.addCleanup(shutil.rmtree, memory, ignore_errors=True)
+        # No broker takes this for its own, as none of another user would.
+        os.chmod(memory, 0o755)
+        run = self.penstockd("--socket", "t", "--state-dir", state)
+        self.assertEqual(run.returncode, 1, run.stderr)
+        self.assertIn("is in use by another broker", run.stderr)
+        self.assertEqual(os.readlink(state / "memory"), memory)
+        broker.terminate()
+        self.assertEqual(broker.wait(30), 0)
+
+    def test_a_job_may_be_named_like_an_option(self):
+        for words in (["stop", "--", "-job"], ["state", "--", "--now"],
+                      ["evict", "--", "-job", "0"]):
+            run = self.penstock(*words, "--socket", "nowhere")
+            self.assertEqual(run.returncode, 2, run.stderr)
+            run = self.penstock(words[0], "--socket", "nowhere", *words[1:])
+            self.assertEqual(run.returncode, 1, run.stderr)
+            self.assertIn("no broker at 'nowhere'", run.stderr)
+        run = self.penstock("status", "--", "./trainer")
+        self.assertEqual(run.returncode, 2)
+        self.assertIn("takes no command after `--`; `penstock run` does", run.stderr)
+
+    def test_a_number_out_of_range_is_told_its_range(self):
+        for words, wanted in (
+                (["top", "--count", "-1"], "--count: wanted 1 or more, found '-1'"),
+                (["trace", "job", "--seconds", "100"],
+                 "--seconds: wanted 0.1 to 60, found '100'"),
+                (["run", "--ranks", "x", "--dataset", "d"],
+                 "--ranks: wanted 0 to ")):
+            run = self.penstock(*words)
+            self.assertEqual(run.returncode, 2, run.stderr)
+            self.assertIn(wanted, run.stderr)
+
+    def test_a_reader_that_has_seen_enough_is_no_error_to_tell(self):
+        out, end = os.pipe()
+        os.close(out)
+        run = subprocess.run([PENSTOCK, "recipe", "list"], stdout=end,
+                             stderr=subprocess.PIPE, text=True, timeout=60)
+        os.close(end)
+        self.assertEqual((run.returncode, run.stderr), (128 + signal.SIGPIPE, ""))
 
     def test_wrong_options_of_the_daemon_are_status_2(self):
         for arguments in (["--workers", "0"], ["--workers", "abc"],

@@ -189,6 +189,41 @@ TEST_F(UsersTest, EachSeesAndStopsHerOwn) {
   WaitForRows("of alice", rows + 16);
 }
 
+TEST_F(UsersTest, RootNamesTheUserWhereJobsOfSeveralHaveOneName) {
+  Train(kAlice, "same");
+  const uint64_t rows = RowsOf("same");
+  Train(kBob, "same");
+  while (Names(AskAs(0, {{"op", "jobs"}}), "jobs", "job").size() < 2) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(5));
+  }
+  WaitForRows("same", rows + 64);
+  for (const nlohmann::json& request : std::vector<nlohmann::json>{
+           {{"op", "state"}, {"job", "same"}},
+           {{"op", "measure"}, {"job", "same"}, {"seconds", 1}},
+           {{"op", "evict"}, {"job", "same"}, {"rank", 0}},
+           {{"op", "stop"}, {"job", "same"}},
+           {{"op", "stop"}, {"job", "same"}, {"now", true}}}) {
+    EXPECT_THAT(AskAs(0, request).dump(),
+                HasSubstr("2 jobs are named 'same', of users 61001, 61002: "
+                          "name the user too (--uid)"));
+  }
+  EXPECT_THAT(AskAs(kBob, {{"op", "stop"}, {"job", "same"}, {"uid", kAlice}}),
+              "user 61001 runs no job 'same'; `penstock jobs` lists them");
+  EXPECT_TRUE(AskAs(0, {{"op", "state"}, {"job", "same"}, {"uid", kBob}})
+                  .contains("state"));
+  EXPECT_EQ(AskAs(0, {{"op", "stop"},
+                      {"job", "same"},
+                      {"uid", kAlice},
+                      {"now", true}})["ended"],
+            true);
+  // Bob's goes on, and needs no other name now.
+  while (Names(AskAs(0, {{"op", "jobs"}}), "jobs", "job").size() > 1) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(5));
+  }
+  WaitForRows("same", RowsOf("same") + 16);
+  EXPECT_TRUE(AskAs(0, {{"op", "state"}, {"job", "same"}}).contains("state"));
+}
+
 TEST_F(UsersTest, AUserHasSoManyJobs) {
   for (const char* const job : {"1", "2", "3", "4"}) Train(kAlice, job);
   EXPECT_THAT(

@@ -192,13 +192,15 @@ TEST_F(ConfigTest, WhatTheInstalledFileCommentsOutIsTheDefaultOrMaySet) {
   }
   const auto config = LoadConfig(Write("c.yaml", all));
   ASSERT_TRUE(config.ok()) << config.status().message() << "\n" << all;
-  EXPECT_EQ(config->position_of.size(), Config::Declared().fields().size());
-  EXPECT_EQ(
-      ChangedKeys(Config(), *config),
-      (std::vector<std::string>{"socket", "cpus", "memory_limit",
-                                "memory_limit_per_user", "data", "python_path",
-                                "plugin_dir", "state_dir", "cache_dir",
-                                "snapshot_path"}));
+  const auto keys = std::count_if(
+      config->position_of.begin(), config->position_of.end(),
+      [](const auto& of) { return of.first.find('[') == of.first.npos; });
+  EXPECT_EQ(static_cast<size_t>(keys), Config::Declared().fields().size());
+  EXPECT_EQ(ChangedKeys(Config(), *config),
+            (std::vector<std::string>{"socket", "cpus", "memory_limit",
+                                      "memory_limit_per_user", "data",
+                                      "python_path", "plugin_dir", "state_dir",
+                                      "cache_dir", "snapshot_path"}));
 }
 
 TEST_F(ConfigTest, HelpExplainsEveryKeyAndWhenItIsTaken) {
