@@ -239,8 +239,9 @@ StatusOr<std::shared_ptr<Job>> ControlServer::OnlyJobOf(
                             OneJobOf(call));
   if (jobs.size() > 1) {
     return FailedPreconditionError(
-        "the {} consumers of job '{}' are independent: ask one of them",
-        jobs.size(), jobs[0]->key().name);
+        "job '{}' has {} independent consumers, each with a position of its "
+        "own: there is no answer for all of them",
+        jobs[0]->key().name, jobs.size());
   }
   return jobs[0];
 }
