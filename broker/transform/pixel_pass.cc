@@ -289,9 +289,26 @@ void PixelPass::Run(const std::byte* in, const AugmentationKey& key,
   RunMirroredOrMoved(in, mirroring, out);
 }
 
+void PixelPass::RunRgb(const std::byte* in, const Mirroring& mirroring,
+                       std::byte* out) const {
+  thread_local std::vector<uint32_t> rgbx;  // a row
+  const auto width = static_cast<size_t>(width_);
+  rgbx.resize(width + kRgbxSlackPixels);
+  for (int64_t y = 0; y < height_; ++y) {
+    const int64_t from = mirroring.vertical ? height_ - 1 - y : y;
+    ExpandRgb(in + from * width_ * 3, width_, mirroring.horizontal,
+              rgbx.data());
+    WriteRgbx(reinterpret_cast<const std::byte*>(rgbx.data()), y, out);
+  }
+}
+
 void PixelPass::RunMirroredOrMoved(const std::byte* in,
                                    const Mirroring& mirroring,
                                    std::byte* out) const {
+  const bool has_vectors = line_ || dtype_out_ == DType::kUint8;
+  if (dtype_in_ == DType::kUint8 && channels_ == 3 && has_vectors) {
+    return RunRgb(in, mirroring, out);
+  }
   const bool mirror = mirroring.horizontal;
   const int64_t in_bytes = DTypeBytes(dtype_in_);
   const int64_t out_bytes = DTypeBytes(dtype_out_);

@@ -77,6 +77,8 @@ class PixelPass {
   void WriteRgbx(const std::byte* rgbx, int64_t y, std::byte* out) const;
 
  private:
+  void RunRgb(const std::byte* in, const Mirroring& mirroring,
+              std::byte* out) const;
   void RunMirroredOrMoved(const std::byte* in, const Mirroring& mirroring,
                           std::byte* out) const;
 

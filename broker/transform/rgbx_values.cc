@@ -67,6 +67,37 @@ HWY_INLINE void StoreChannels(D d, V red, V green, V blue, int64_t x,
   std::memcpy(to, last, count * 3 * sizeof(T));
 }
 
+void ExpandRgb(const std::byte* rgb, int64_t width, bool mirrored,
+               uint32_t* rgbx) {
+  // Highway 1.0 reverses no bytes, but looks them up within 16.
+  constexpr int64_t kLanes = 16;
+  alignas(16) static constexpr uint8_t kReversed[kLanes] = {
+      15, 14, 13, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0};
+  const hn::CappedTag<uint8_t, kLanes> d;
+  const auto reversed = hn::LoadU(d, kReversed);
+  const bool has_vectors = hn::Lanes(d) == kLanes;
+  const auto* const in = reinterpret_cast<const uint8_t*>(rgb);
+  auto* const out = reinterpret_cast<uint8_t*>(rgbx);
+  int64_t x = 0;
+  for (; has_vectors && x + kLanes <= width; x += kLanes) {
+    auto red = hn::Zero(d);
+    auto green = red;
+    auto blue = red;
+    hn::LoadInterleaved3(d, in + 3 * x, red, green, blue);
+    if (mirrored) {
+      red = hn::TableLookupBytes(red, reversed);
+      green = hn::TableLookupBytes(green, reversed);
+      blue = hn::TableLookupBytes(blue, reversed);
+    }
+    const int64_t to = mirrored ? width - x - kLanes : x;
+    hn::StoreInterleaved4(red, green, blue, hn::Zero(d), d, out + 4 * to);
+  }
+  for (; x < width; ++x) {
+    const int64_t to = mirrored ? width - 1 - x : x;
+    std::memcpy(out + 4 * to, in + 3 * x, 3);
+  }
+}
+
 void WriteBytes(const std::byte* rgbx, const RgbxPlace& place) {
   const Pixels d;
   const hn::Rebind<uint8_t, Pixels> bytes;
@@ -231,8 +262,14 @@ bool FitChannel(const std::byte* table, DType dtype, double* scale,
 
 }  // namespace
 
+HWY_EXPORT(ExpandRgb);
 HWY_EXPORT(WriteBytes);
 HWY_EXPORT(WriteLine);
+
+void ExpandRgb(const std::byte* rgb, int64_t width, bool mirrored,
+               uint32_t* rgbx) {
+  HWY_DYNAMIC_DISPATCH(ExpandRgb)(rgb, width, mirrored, rgbx);
+}
 
 void WriteBytes(const std::byte* rgbx, const RgbxPlace& place) {
   HWY_DYNAMIC_DISPATCH(WriteBytes)(rgbx, place);

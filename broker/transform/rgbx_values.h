@@ -42,6 +42,9 @@ struct RgbxPlace {
   ImageSize size;
   int64_t row;
 };
+// Pixels of three bytes as RGBX, the last one first if mirrored.
+void ExpandRgb(const std::byte* rgb, int64_t width, bool mirrored,
+               uint32_t* rgbx);
 void WriteBytes(const std::byte* rgbx, const RgbxPlace& place);
 void WriteLine(const std::byte* rgbx, const RgbxLine& line,
                const RgbxPlace& place);

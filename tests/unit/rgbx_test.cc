@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <functional>
 #include <random>
 #include <vector>
 
@@ -185,49 +186,96 @@ TEST_P(RgbxTest, AskedToShrinkByTooMuchItSaysSo) {
 
 // ---- values
 
-// The pass that writes row by row from RGBX, against the pass over the whole
-// RGB picture.
-void ExpectRowsAreTheWhole(const PixelPass& pass, const Bytes& rgbx,
-                           const ImageSize& size, size_t out_bytes) {
+// Writes the value that byte v of channel c becomes.
+using Formula = std::function<void(std::byte v, int c, std::byte* to)>;
+
+// A pass over the whole RGB picture, mirrored or not, and one row by row from
+// RGBX give each value as the formula does.
+void ExpectValues(DType dtype, bool channels_first, const Bytes& rgbx,
+                  const ImageSize& size,
+                  const std::function<void(PixelPass*)>& set_up,
+                  const Formula& formula) {
+  const size_t each = DTypeBytes(dtype);
+  const size_t out_bytes = size.height * size.width * 3 * each;
   Bytes rgb;
   for (size_t i = 0; i < rgbx.size(); i += 4) {
     rgb.insert(rgb.end(), &rgbx[i], &rgbx[i] + 3);
   }
-  Bytes want(out_bytes), got(out_bytes + 1, std::byte{0x5a});
-  pass.Run(rgb.data(), {}, want.data());
-  for (int64_t y = 0; y < size.height; ++y) {
-    Bytes row(rgbx.begin() + y * size.width * 4,
-              rgbx.begin() + (y + 1) * size.width * 4);
-    row.resize((size.width + kRgbxSlackPixels) * 4, std::byte{0xff});
-    pass.WriteRgbx(row.data(), y, got.data());
+  for (const bool horizontal : {false, true}) {
+    for (const bool vertical : {false, true}) {
+      PixelPass pass(DType::kUint8, size.height, size.width, 3);
+      pass.AddFlip({.horizontal = horizontal ? 1.0 : 0.0,
+                    .vertical = vertical ? 1.0 : 0.0});
+      set_up(&pass);
+      if (channels_first) pass.SetChannelsFirst();
+      Bytes want(out_bytes), got(out_bytes + 1, std::byte{0x5a});
+      for (int64_t y = 0; y < size.height; ++y) {
+        for (int64_t x = 0; x < size.width; ++x) {
+          const int64_t from_y = vertical ? size.height - 1 - y : y;
+          const int64_t from_x = horizontal ? size.width - 1 - x : x;
+          for (int64_t c = 0; c < 3; ++c) {
+            const int64_t at = channels_first
+                                   ? (c * size.height + y) * size.width + x
+                                   : (y * size.width + x) * 3 + c;
+            formula(rgb[(from_y * size.width + from_x) * 3 + c],
+                    static_cast<int>(c), &want[at * each]);
+          }
+        }
+      }
+      pass.Run(rgb.data(), {}, got.data());
+      EXPECT_EQ(got.back(), std::byte{0x5a}) << "written past its end";
+      got.pop_back();
+      EXPECT_EQ(got, want);
+      if (horizontal || vertical) continue;  // rows come mirrored
+      got.assign(out_bytes + 1, std::byte{0x5a});
+      for (int64_t y = 0; y < size.height; ++y) {
+        Bytes row(rgbx.begin() + y * size.width * 4,
+                  rgbx.begin() + (y + 1) * size.width * 4);
+        row.resize((size.width + kRgbxSlackPixels) * 4, std::byte{0xff});
+        pass.WriteRgbx(row.data(), y, got.data());
+      }
+      EXPECT_EQ(got.back(), std::byte{0x5a}) << "written past its end";
+      got.pop_back();
+      EXPECT_EQ(got, want);
+    }
   }
-  EXPECT_EQ(got.back(), std::byte{0x5a}) << "written past its end";
-  got.pop_back();
-  EXPECT_EQ(got, want);
 }
 
-TEST_P(RgbxTest, RowsOfValuesAreThoseOfTheWholePicture) {
+void ExpectNormalized(DType dtype, bool channels_first, const Bytes& rgbx,
+                      const ImageSize& size, const std::vector<double>& mean,
+                      const std::vector<double>& std) {
+  const ValueKernel round = CastKernel(DType::kFloat64, dtype);
+  ExpectValues(
+      dtype, channels_first, rgbx, size,
+      [&](PixelPass* pass) { Normalize(mean, std, dtype, pass); },
+      [&](std::byte v, int c, std::byte* to) {
+        const double exact =
+            (std::to_integer<int>(v) / 255.0 - mean[c]) / std[c];
+        round(nullptr, reinterpret_cast<const std::byte*>(&exact), 1, to, 1, 1);
+      });
+}
+
+TEST_P(RgbxTest, ValuesAreThoseOfTheFormula) {
   const DType dtypes[] = {DType::kUint8,   DType::kInt8,    DType::kInt16,
                           DType::kInt64,   DType::kFloat16, DType::kBFloat16,
                           DType::kFloat32, DType::kFloat64, DType::kBool};
-  for (const int64_t width : {1, 3, 15, 16, 17, 100}) {
+  for (const int64_t width : {1, 3, 15, 16, 17, 31, 64, 100}) {
     const ImageSize size = {.height = 3, .width = width};
     const Bytes rgbx = Random(size.height * width * 4);
     for (const bool channels_first : {false, true}) {
       for (const DType dtype : dtypes) {
-        PixelPass pass(DType::kUint8, size.height, width, 3);
-        pass.Cast(dtype);
-        if (channels_first) pass.SetChannelsFirst();
-        ExpectRowsAreTheWhole(pass, rgbx, size,
-                              size.height * width * 3 * DTypeBytes(dtype));
+        const ValueKernel cast = CastKernel(DType::kUint8, dtype);
+        ExpectValues(
+            dtype, channels_first, rgbx, size,
+            [dtype](PixelPass* pass) { pass->Cast(dtype); },
+            [cast](std::byte v, int, std::byte* to) {
+              cast(nullptr, &v, 1, to, 1, 1);
+            });
       }
       for (const DType dtype :
            {DType::kFloat16, DType::kBFloat16, DType::kFloat32}) {
-        PixelPass pass(DType::kUint8, size.height, width, 3);
-        Normalize({0.485, 0.456, 0.406}, {0.229, 0.224, 0.225}, dtype, &pass);
-        if (channels_first) pass.SetChannelsFirst();
-        ExpectRowsAreTheWhole(pass, rgbx, size,
-                              size.height * width * 3 * DTypeBytes(dtype));
+        ExpectNormalized(dtype, channels_first, rgbx, size,
+                         {0.485, 0.456, 0.406}, {0.229, 0.224, 0.225});
       }
     }
   }
@@ -244,11 +292,9 @@ TEST_P(RgbxTest, NormalizedValuesAreTheFormulasRoundedOnce) {
   for (int i = 0; i < 20; ++i) {
     for (const DType dtype :
          {DType::kFloat16, DType::kBFloat16, DType::kFloat32}) {
-      PixelPass pass(DType::kUint8, size.height, size.width, 3);
-      Normalize({mean(random_), mean(random_), mean(random_)},
-                {std(random_), std(random_), std(random_)}, dtype, &pass);
-      ExpectRowsAreTheWhole(pass, rgbx, size,
-                            size.height * size.width * 3 * DTypeBytes(dtype));
+      ExpectNormalized(dtype, false, rgbx, size,
+                       {mean(random_), mean(random_), mean(random_)},
+                       {std(random_), std(random_), std(random_)});
     }
   }
 }
