@@ -199,7 +199,7 @@ JobQuery ControlServer::QueryOf(const Call& call) {
                     .dataset = request.value("dataset", "")};
   if (asking == 0) query.uid.reset();
   if (request.contains("uid")) query.uid = request.at("uid").get<uint32_t>();
-  // Other users' jobs are unknown to it.
+  // Only root finds the jobs of other users.
   if (asking != 0 && query.uid != asking) query.name.clear();
   return query;
 }

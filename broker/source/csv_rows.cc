@@ -63,7 +63,7 @@ size_t ReadShortDecimal(std::string_view text, double* number) {
   const char* const end = text.data() + text.size();
   const auto is_negative = static_cast<size_t>(text.front() == '-');
   const char* at = text.data() + is_negative;
-  uint64_t digits = 0;  // more than the most wrap
+  uint64_t digits = 0;  // wraps beyond kDigitsMax, which is refused below
   const auto take_digits = [&] {
     const char* const first = at;
     for (; at < end && IsDigit(*at); ++at) {
@@ -333,8 +333,7 @@ Status StoreCsvRow(std::string_view text, char delimiter,
                     fields.NumbersIn(row, field))) {
         continue;
       }
-      // Where a value is missing, those after it are of others: rather say
-      // that.
+      // An error of the whole row goes first: a missing value shifts others.
       if (status.ok()) status = StoreCsvValue(value, fields, field, row);
     }
     ++count;

@@ -479,7 +479,7 @@ StatusOr<JobSample> SampleOf(const ExplainOptions& options) {
                             CallBroker(socket, {{"op", "status"}}));
   sample.at = Clock::now();
   sample.broker = FieldOf(status, "broker");
-  // Root's question is of the only job of that name, or of the user it names.
+  // Root may ask about any user's job; the broker refused a name of several.
   const bool of_any = !options.uid && geteuid() == 0;
   const uint64_t uid = options.uid.value_or(geteuid());
   for (const nlohmann::json& each : ArrayField(status, "jobs")) {

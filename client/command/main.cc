@@ -17,7 +17,7 @@ int Main(int argc, char** argv) {
   int own = 0;
   while (own < argc && std::string(argv[own]) != "--") ++own;
   for (int i = own + 1; i < argc; ++i) words.push_back(argv[i]);
-  // Of others, those after it are no options: `penstock stop -- -job`.
+  // Words after the `--` of other commands are not options: `stop -- -job`.
   const bool is_run = argc > 1 && std::string(argv[1]) == "run";
 
   CLI::App app;

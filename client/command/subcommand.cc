@@ -29,7 +29,7 @@ int ExitStatus(const StatusOr<int>& result) {
                : kExitFailure;
   }
   if (std::fflush(stdout) != 0 || std::ferror(stdout) != 0) {
-    // Of `| head`, which has seen enough: as a program that SIGPIPE ends.
+    // The reader, such as `head`, has closed the pipe: as if SIGPIPE ended it.
     pollfd out{STDOUT_FILENO, 0, 0};
     if (poll(&out, 1, 0) > 0 && (out.revents & POLLERR) != 0) {
       return 128 + SIGPIPE;

@@ -113,7 +113,7 @@ TEST_F(CsvTest, NumbersAreParsedInFull) {
 }
 
 TEST_F(CsvTest, EachWayToReadANumberGivesTheSame) {
-  // Short decimals have a way of their own; strtod is C's.
+  // Short decimals without quotes take a path of their own; strtod judges.
   std::vector<std::string> numbers = {"0",
                                       "-0",
                                       "-0.0",

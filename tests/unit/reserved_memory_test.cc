@@ -1,6 +1,6 @@
 // Promise: what a dataset keeps in memory is counted as it grows, within the
-// limits to the byte, and exactly once it is open. Method: many small steps,
-// with and without limits.
+// limits to the byte, and to the byte once it is open. Method: many small
+// steps, with and without limits.
 #include "broker/registry/reserved_memory.h"
 
 #include <gmock/gmock.h>
