@@ -7,6 +7,7 @@
 #include <set>
 
 #include "client/command/control_call.h"
+#include "client/command/job_options.h"
 #include "client/command/json_field.h"
 #include "client/command/spec_file.h"
 #include "client/command/subcommand.h"
@@ -278,10 +279,7 @@ StatusOr<int> Unregister(const AskOptions& options) {
 
 std::shared_ptr<AskOptions> AddAskOptions(CLI::App* app) {
   const auto options = std::make_shared<AskOptions>();
-  app->add_option("--socket", options->socket,
-                  "Where the broker listens (default: PENSTOCK_SOCKET, else " +
-                      std::string(kDefaultSocketPath) + ")")
-      ->type_name("PATH");
+  AddSocketOption(app, &options->socket);
   app->add_flag("--json", options->json, "Print one JSON object");
   app->footer(Format("Examples:\n  penstock {0}\n  penstock {0} --json",
                      app->get_name()));

@@ -16,6 +16,7 @@
 
 #include "client/command/control_call.h"
 #include "client/command/doctor.h"
+#include "client/command/job_options.h"
 #include "client/command/json_field.h"
 #include "client/command/subcommand.h"
 #include "client/penstock.h"
@@ -133,11 +134,7 @@ Subcommand AddDoctor(CLI::App& app) {
   doctor->add_option("DATA", options->paths,
                      "Files or folders of data, whose file systems are looked "
                      "at");
-  doctor
-      ->add_option("--socket", options->socket,
-                   "Where the broker listens (default: PENSTOCK_SOCKET, else " +
-                       std::string(kDefaultSocketPath) + ")")
-      ->type_name("PATH");
+  AddSocketOption(doctor, &options->socket);
   doctor->add_flag("--json", options->json, "Print one JSON object");
   doctor->footer(
       "Changes nothing. The exit status is 1 if there is a problem: something\n"

@@ -23,6 +23,7 @@
 #include "client/command/explain.h"
 #include "client/command/first_batch.h"
 #include "client/command/interrupt.h"
+#include "client/command/job_options.h"
 #include "client/command/json_field.h"
 #include "client/command/number_range.h"
 #include "client/command/output_file.h"
@@ -61,12 +62,9 @@ constexpr double kReadsLimit = 0.2;
 constexpr double kWaitShareMax = 0.99;
 
 struct ExplainOptions {
-  std::string what;
+  JobOptions job;  // its name may be the path of a spec
   double seconds = 15;
   bool json = false;
-  std::string socket;
-  std::string dataset;
-  std::optional<uint32_t> uid;
   PrivateBrokerOptions broker;
 };
 
@@ -366,7 +364,7 @@ std::vector<PartTime> WithoutClock(std::vector<PartTime> parts, double per_s) {
 }
 
 StatusOr<int> ExplainSpec(const ExplainOptions& options) {
-  PENSTOCK_ASSIGN_OR_RETURN(const SpecFile file, ReadSpecFile(options.what));
+  PENSTOCK_ASSIGN_OR_RETURN(const SpecFile file, ReadSpecFile(options.job.job));
   PENSTOCK_ASSIGN_OR_RETURN(const std::unique_ptr<PrivateBroker> broker,
                             PrivateBroker::Start(options.broker));
   PENSTOCK_ASSIGN_OR_RETURN(const DatasetIndex index,
@@ -467,12 +465,9 @@ struct JobSample {
 };
 
 StatusOr<JobSample> SampleOf(const ExplainOptions& options) {
-  const std::string socket = SocketPath(options.socket);
-  nlohmann::json request = {{"op", "measure"},
-                            {"job", options.what},
-                            {"seconds", options.seconds + kBeyond_s}};
-  if (!options.dataset.empty()) request["dataset"] = options.dataset;
-  if (options.uid) request["uid"] = *options.uid;
+  const std::string socket = SocketPath(options.job.socket);
+  nlohmann::json request = options.job.Request("measure");
+  request["seconds"] = options.seconds + kBeyond_s;
   JobSample sample;
   PENSTOCK_ASSIGN_OR_RETURN(sample.parts, CallBroker(socket, request));
   PENSTOCK_ASSIGN_OR_RETURN(const nlohmann::json status,
@@ -480,18 +475,18 @@ StatusOr<JobSample> SampleOf(const ExplainOptions& options) {
   sample.at = Clock::now();
   sample.broker = FieldOf(status, "broker");
   // Root may ask about any user's job; the broker refused a name of several.
-  const bool of_any = !options.uid && geteuid() == 0;
-  const uint64_t uid = options.uid.value_or(geteuid());
+  const bool of_any = !options.job.uid && geteuid() == 0;
+  const uint64_t uid = options.job.uid.value_or(geteuid());
   for (const nlohmann::json& each : ArrayField(status, "jobs")) {
-    if (TextField(each, "job") == options.what &&
+    if (TextField(each, "job") == options.job.job &&
         (of_any || CountField(each, "uid") == uid) &&
-        (options.dataset.empty() ||
-         TextField(each, "dataset") == options.dataset)) {
+        (options.job.dataset.empty() ||
+         TextField(each, "dataset") == options.job.dataset)) {
       sample.job = each;
     }
   }
   if (sample.job.is_null()) {
-    return NotFoundError("job '{}' has just ended", options.what);
+    return NotFoundError("job '{}' has just ended", options.job.job);
   }
   return sample;
 }
@@ -564,12 +559,12 @@ StatusOr<int> ExplainJob(const ExplainOptions& options) {
       TextField(FieldOf(after.job, "bottleneck"), "text");
   if (measured.whole_per_s <= 0) {
     return FailedPreconditionError("job '{}' made no rows in {} s: {}",
-                                   options.what, options.seconds,
+                                   options.job.job, options.seconds,
                                    limits.empty() ? "is it waiting?" : limits);
   }
   if (options.json) {
     Json json = ExplainJson(measured);
-    json["job"] = options.what;
+    json["job"] = options.job.job;
     json["dataset"] = TextField(after.job, "dataset");
     json["bottleneck"] = limits;
     Print(stdout, "{}\n", JsonLine(json));
@@ -596,7 +591,7 @@ Subcommand AddExplain(CLI::App& app) {
       "explain", "Measure each stage of a dataset, and find what limits");
   const auto options = std::make_shared<ExplainOptions>();
   explain
-      ->add_option("SPEC.yaml|JOB", options->what,
+      ->add_option("SPEC.yaml|JOB", options->job.job,
                    "Spec of a dataset, or name of a running job")
       ->required();
   explain
@@ -605,20 +600,7 @@ Subcommand AddExplain(CLI::App& app) {
       ->type_name("N")
       ->check(InRange(kSecondsMin, kSecondsMax));
   explain->add_flag("--json", options->json, "Print one JSON object");
-  explain->add_option("--dataset", options->dataset,
-                      "Dataset of the job, where jobs of several have this "
-                      "name");
-  explain
-      ->add_option("--uid", options->uid,
-                   "User of the job, where jobs of several have this name (for "
-                   "root)")
-      ->type_name("UID");
-  explain
-      ->add_option("--socket", options->socket,
-                   "Where the job's broker listens (default: PENSTOCK_SOCKET, "
-                   "else " +
-                       std::string(kDefaultSocketPath) + ")")
-      ->type_name("PATH");
+  options->job.AddTo(explain);
   options->broker.AddTo(explain);
   explain->footer(
       "Of a spec, a private broker and one process that only reads its "
@@ -636,8 +618,8 @@ Subcommand AddExplain(CLI::App& app) {
       "  penstock explain train.yaml --seconds 60 --json\n"
       "  penstock explain train --seconds 5");
   return {explain, [options] {
-            return IsFile(options->what) ? ExplainSpec(*options)
-                                         : ExplainJob(*options);
+            return IsFile(options->job.job) ? ExplainSpec(*options)
+                                            : ExplainJob(*options);
           }};
 }
 

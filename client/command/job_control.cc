@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "client/command/control_call.h"
+#include "client/command/job_options.h"
 #include "client/command/json_field.h"
 #include "client/command/number_range.h"
 #include "client/command/output_file.h"
@@ -17,11 +18,7 @@ namespace {
 
 constexpr int kRankMax = (1 << 20) - 1;
 
-struct JobOptions {
-  std::string socket;
-  std::string job;
-  std::string dataset;
-  std::optional<uint32_t> uid;
+struct ControlOptions : JobOptions {
   std::string save;
   uint64_t rank = 0;
   bool now = false;
@@ -29,33 +26,17 @@ struct JobOptions {
   std::optional<uint64_t> epoch;
   std::optional<uint64_t> row;
   bool json = false;
-
-  nlohmann::json Request(const char* op) const {
-    nlohmann::json request = {{"op", op}, {"job", job}};
-    if (!dataset.empty()) request["dataset"] = dataset;
-    if (uid) request["uid"] = *uid;
-    return request;
-  }
 };
 
-std::shared_ptr<JobOptions> AddJobOptions(CLI::App* app) {
-  const auto options = std::make_shared<JobOptions>();
+std::shared_ptr<ControlOptions> AddControlOptions(CLI::App* app) {
+  const auto options = std::make_shared<ControlOptions>();
   app->add_option("JOB", options->job, "Name of the job (`penstock jobs`)")
       ->required();
-  app->add_option("--dataset", options->dataset,
-                  "Dataset of the job, where jobs of several have this name");
-  app->add_option("--uid", options->uid,
-                  "User of the job, where jobs of several have this name (for "
-                  "root)")
-      ->type_name("UID");
-  app->add_option("--socket", options->socket,
-                  "Where the broker listens (default: PENSTOCK_SOCKET, else " +
-                      std::string(kDefaultSocketPath) + ")")
-      ->type_name("PATH");
+  options->AddTo(app);
   return options;
 }
 
-StatusOr<int> SaveState(const JobOptions& options) {
+StatusOr<int> SaveState(const ControlOptions& options) {
   PENSTOCK_ASSIGN_OR_RETURN(
       const nlohmann::json answer,
       CallBroker(SocketPath(options.socket), options.Request("state")));
@@ -68,7 +49,7 @@ StatusOr<int> SaveState(const JobOptions& options) {
   return 0;
 }
 
-StatusOr<int> Evict(const JobOptions& options) {
+StatusOr<int> Evict(const ControlOptions& options) {
   nlohmann::json request = options.Request("evict");
   request["rank"] = options.rank;
   PENSTOCK_RETURN_IF_ERROR(
@@ -78,7 +59,7 @@ StatusOr<int> Evict(const JobOptions& options) {
   return 0;
 }
 
-StatusOr<int> Stop(const JobOptions& options) {
+StatusOr<int> Stop(const ControlOptions& options) {
   nlohmann::json request = options.Request("stop");
   request["now"] = options.now;
   PENSTOCK_ASSIGN_OR_RETURN(const nlohmann::json answer,
@@ -101,7 +82,7 @@ std::string WeightsText(const nlohmann::json& change) {
                 change[0].dump());
 }
 
-StatusOr<int> Weights(const JobOptions& options) {
+StatusOr<int> Weights(const ControlOptions& options) {
   nlohmann::json request = options.Request("weights");
   if (!options.weights.empty()) request["weights"] = options.weights;
   if (options.epoch || options.row) {
@@ -134,7 +115,7 @@ StatusOr<int> Weights(const JobOptions& options) {
 
 Subcommand AddJob(CLI::App& app) {
   CLI::App* const job = app.add_subcommand("job", "Change a job while it runs");
-  const std::shared_ptr<JobOptions> options = AddJobOptions(job);
+  const std::shared_ptr<ControlOptions> options = AddControlOptions(job);
   job->require_subcommand(1);
   CLI::App* const weights = job->add_subcommand(
       "weights", "Give its mix other weights, or show how they changed");
@@ -166,7 +147,7 @@ Subcommand AddJob(CLI::App& app) {
 Subcommand AddState(CLI::App& app) {
   CLI::App* const state = app.add_subcommand(
       "state", "Print the state of a job, as JSON to resume from");
-  const std::shared_ptr<JobOptions> options = AddJobOptions(state);
+  const std::shared_ptr<ControlOptions> options = AddControlOptions(state);
   state->add_option("--save", options->save, "Write it to this file instead")
       ->type_name("FILE");
   state->footer(
@@ -184,7 +165,7 @@ Subcommand AddState(CLI::App& app) {
 Subcommand AddEvict(CLI::App& app) {
   CLI::App* const evict = app.add_subcommand(
       "evict", "Detach a rank from its job although its process is alive");
-  const std::shared_ptr<JobOptions> options = AddJobOptions(evict);
+  const std::shared_ptr<ControlOptions> options = AddControlOptions(evict);
   evict->add_option("RANK", options->rank, "Number of the rank")
       ->required()
       ->check(InRange(0, kRankMax));
@@ -202,7 +183,7 @@ Subcommand AddEvict(CLI::App& app) {
 Subcommand AddStop(CLI::App& app) {
   CLI::App* const stop =
       app.add_subcommand("stop", "End a job for all of its ranks");
-  const std::shared_ptr<JobOptions> options = AddJobOptions(stop);
+  const std::shared_ptr<ControlOptions> options = AddControlOptions(stop);
   stop->add_flag(
       "--now", options->now,
       "End the job at once with an error, not at the end of the step");

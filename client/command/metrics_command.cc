@@ -8,6 +8,7 @@
 #include "client/command/control_call.h"
 #include "client/command/http_server.h"
 #include "client/command/interrupt.h"
+#include "client/command/job_options.h"
 #include "client/command/metrics.h"
 #include "client/command/output_file.h"
 #include "client/command/subcommand.h"
@@ -92,11 +93,7 @@ Subcommand AddMetrics(CLI::App& app) {
   CLI::App* const metrics = app.add_subcommand(
       "metrics", "Export a running broker's metrics for Prometheus");
   const auto options = std::make_shared<MetricsOptions>();
-  metrics
-      ->add_option("--socket", options->socket,
-                   "Where the broker listens (default: PENSTOCK_SOCKET, else " +
-                       std::string(kDefaultSocketPath) + ")")
-      ->type_name("PATH");
+  AddSocketOption(metrics, &options->socket);
   CLI::Option* const textfile =
       metrics
           ->add_option("--textfile", options->textfile,

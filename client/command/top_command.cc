@@ -14,6 +14,7 @@
 
 #include "client/command/control_call.h"
 #include "client/command/interrupt.h"
+#include "client/command/job_options.h"
 #include "client/command/number_range.h"
 #include "client/command/screen.h"
 #include "client/command/subcommand.h"
@@ -198,10 +199,7 @@ Subcommand AddTop(CLI::App& app) {
   CLI::App* const top =
       app.add_subcommand("top", "Show a running broker and its jobs live");
   const auto options = std::make_shared<TopOptions>();
-  top->add_option("--socket", options->socket,
-                  "Where the broker listens (default: PENSTOCK_SOCKET, else " +
-                      std::string(kDefaultSocketPath) + ")")
-      ->type_name("PATH");
+  AddSocketOption(top, &options->socket);
   top->add_option("--interval", options->interval_s,
                   "Seconds from one look to the next (default: 1)")
       ->check(InRange(kIntervalMin_s, kIntervalMax_s))

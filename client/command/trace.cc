@@ -16,6 +16,7 @@
 #include <vector>
 
 #include "client/command/interrupt.h"
+#include "client/command/job_options.h"
 #include "client/command/json_field.h"
 #include "client/command/number_range.h"
 #include "client/command/output_file.h"
@@ -40,10 +41,7 @@ constexpr uint64_t kFirstGroup = 4'194'305;
 constexpr size_t kHeadBytes = 1 << 20;
 
 struct TraceOptions {
-  std::string socket;
-  std::string job;
-  std::string dataset;
-  std::optional<uint32_t> uid;
+  JobOptions job;
   std::string out = "trace.json";
   std::string beside;
   double seconds = 5;
@@ -193,12 +191,10 @@ StatusOr<int> Record(const TraceOptions& options) {
   // Before seconds are spent.
   PENSTOCK_RETURN_IF_ERROR(OutputFile(options.out).status());
   PENSTOCK_ASSIGN_OR_RETURN(const Fd socket,
-                            ConnectControl(SocketPath(options.socket)));
+                            ConnectControl(SocketPath(options.job.socket)));
   const InterruptEndsSocket ends(socket.get());
-  Json request = {
-      {"op", "trace"}, {"job", options.job}, {"seconds", options.seconds}};
-  if (!options.dataset.empty()) request["dataset"] = options.dataset;
-  if (options.uid) request["uid"] = *options.uid;
+  Json request = options.job.Request("trace");
+  request["seconds"] = options.seconds;
   const StatusOr<Message> answer =
       Request(socket.get(), request, {},
               DeadlineAfter(options.seconds + kAnswerSeconds));
@@ -221,15 +217,9 @@ Subcommand AddTrace(CLI::App& app) {
   CLI::App* const trace = app.add_subcommand(
       "trace", "Record what workers and ranks do, for Perfetto");
   const auto options = std::make_shared<TraceOptions>();
-  trace->add_option("JOB", options->job, "Name of the job (`penstock jobs`)")
-      ->required();
-  trace->add_option("--dataset", options->dataset,
-                    "Dataset of the job, where jobs of several have this name");
   trace
-      ->add_option("--uid", options->uid,
-                   "User of the job, where jobs of several have this name (for "
-                   "root)")
-      ->type_name("UID");
+      ->add_option("JOB", options->job.job, "Name of the job (`penstock jobs`)")
+      ->required();
   trace->add_option("--seconds", options->seconds, "For how long (default: 5)")
       ->check(InRange(kSecondsMin, kSecondsMax))
       ->type_name("N");
@@ -240,11 +230,7 @@ Subcommand AddTrace(CLI::App& app) {
                    "A trace of torch.profiler: times count from its base, so "
                    "that both fit in one view")
       ->type_name("FILE");
-  trace
-      ->add_option("--socket", options->socket,
-                   "Where the broker listens (default: PENSTOCK_SOCKET, else " +
-                       std::string(kDefaultSocketPath) + ")")
-      ->type_name("PATH");
+  options->job.AddTo(trace);
   trace->footer(
       "Open the file at ui.perfetto.dev or chrome://tracing. Workers are shown "
       "with\n"

@@ -18,6 +18,7 @@
 #include "client/command/http_server.h"
 #include "client/command/interrupt.h"
 #include "client/command/job_batch.h"
+#include "client/command/job_options.h"
 #include "client/command/json_field.h"
 #include "client/command/number_range.h"
 #include "client/command/output_file.h"
@@ -213,10 +214,7 @@ Subcommand AddView(CLI::App& app) {
       ->needs(out)
       ->type_name("N");
   port->excludes(out);
-  view->add_option("--socket", options->socket,
-                   "Where the broker listens (default: PENSTOCK_SOCKET, else " +
-                       std::string(kDefaultSocketPath) + ")")
-      ->type_name("PATH");
+  AddSocketOption(view, &options->socket);
   view->footer(
       "Prints the page's address, which has a secret in it, and serves it "
       "until "

@@ -4,6 +4,7 @@
 #include <string>
 
 #include "client/command/control_call.h"
+#include "client/command/job_options.h"
 #include "client/command/json_field.h"
 #include "client/command/subcommand.h"
 #include "client/command/table.h"
@@ -46,11 +47,7 @@ Subcommand AddWorkers(CLI::App& app) {
       ->check([](const std::string& text) {
         return ParseCountOrAuto(text, kWorkersMost).status().message();
       });
-  workers
-      ->add_option("--socket", options->socket,
-                   "Where the broker listens (default: PENSTOCK_SOCKET, else " +
-                       std::string(kDefaultSocketPath) + ")")
-      ->type_name("PATH");
+  AddSocketOption(workers, &options->socket);
   workers->footer(
       "Jobs continue. `penstock status` shows how busy the workers are. The\n"
       "number holds until the broker ends; `workers:` in its configuration\n"
