@@ -206,7 +206,9 @@ StatusOr<DiskCache::Opened> DiskCache::OpenToRead(const Options& options,
   PENSTOCK_RETURN_IF_ERROR(ReadHeader(files.index, &opened));
   if (!opened.valid || opened.header.complete == 0) {
     return FailedPreconditionError(
-        "{}: is not complete, and may not be written here", files.index);
+        "{}: is not complete: it has not every record of the source yet, and "
+        "only a broker that may write it goes on with it",
+        files.index);
   }
   PENSTOCK_RETURN_IF_ERROR(Compare(options, records, opened));
   PENSTOCK_ASSIGN_OR_RETURN(opened.entries,
@@ -253,10 +255,14 @@ StatusOr<DiskCache::Opened> DiskCache::OpenToWrite(const Options& options,
     return FailedPreconditionError(
         "{}: is no file of a cache: give another path", files.index);
   }
-  const bool complete = opened.valid && opened.header.complete != 0;
   const Status same = Compare(options, records, opened);
-  if (complete && options.snapshot) PENSTOCK_RETURN_IF_ERROR(same);
   PENSTOCK_ASSIGN_OR_RETURN(opened.entries, open_one(files.entries));
+  PENSTOCK_ASSIGN_OR_RETURN(const uint64_t kept,
+                            BytesOf(opened.entries, files.entries));
+  // Also one that is not complete: somebody goes on with it.
+  if (options.snapshot && opened.valid && kept > 0) {
+    PENSTOCK_RETURN_IF_ERROR(same);
+  }
   if (!opened.valid || !same.ok()) {
     PENSTOCK_RETURN_IF_ERROR(Begin(options, records, &opened));
   }

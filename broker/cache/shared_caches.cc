@@ -159,6 +159,11 @@ StatusOr<std::shared_ptr<RowCache>> OpenSnapshot(
       (options.writes || code != StatusCode::kNotFound)) {
     return cache;
   }
+  // What may not be written may be outdated, or not complete.
+  options.writes = false;
+  const Status read =
+      DiskCache::Open(options, rows.records, rows.features).status();
+  if (read.code() == StatusCode::kFailedPrecondition) return read;
   // Not with the way out of a file that is read: a private broker is kept from
   // writing elsewhere.
   return Status(

@@ -13,6 +13,7 @@
 #include <cstring>
 
 #include "broker/declare/value_type.h"
+#include "broker/index/fingerprint.h"
 #include "broker/io/file_error.h"
 #include "broker/io/read.h"
 #include "broker/memory/available_memory.h"
@@ -109,6 +110,11 @@ StatusOr<DataFile> DataFile::Open(const std::string& path,
   file.mtime_ns_ = ModifiedNs(st);
   file.nowait_ = SupportsNowait(file.fd_);
   return file;
+}
+
+void DataFile::AddTime(Fingerprint* to) const {
+  to->Add(static_cast<uint64_t>(mtime_ns_));
+  to->Add(inode_);
 }
 
 bool DataFile::Changed() const {

@@ -18,6 +18,7 @@ namespace penstock {
 
 template <typename V>
 struct ValueType;
+class Fingerprint;
 
 // Read through the page cache or bypass it (O_DIRECT). kAuto bypasses it when
 // the file is too large for the page cache and its records are large enough.
@@ -71,6 +72,9 @@ class DataFile {
   uint32_t align() const { return align_; }
   // The path now leads to another file, or the file was rewritten.
   bool Changed() const;
+  // Of Source::AddTimes. The inode tells of a file that replaced one of the
+  // same size and time.
+  void AddTime(Fingerprint* to) const;
 
   void Locate(uint64_t offset, uint64_t bytes, ReadPart* request) const;
   // Reads while the source is opened, before ChooseIo: into.size() bytes at

@@ -53,7 +53,7 @@ Status DataFiles::ChooseIo(Io io, uint64_t record_bytes) {
 
 void DataFiles::AddTimes(Fingerprint* to) const {
   for (const DataFile& file : files_) {
-    to->Add(static_cast<uint64_t>(file.mtime_ns()));
+    file.AddTime(to);
   }
 }
 

@@ -42,13 +42,13 @@ std::string DatasetKey(const DatasetSpec& spec) {
 }
 
 bool Dataset::Changed() const {
-  return source->Changed() || kept.Changed() ||
+  return source->Changed() || selection.Changed() ||
          std::any_of(files.begin(), files.end(),
                      [](const auto& file) { return file->Changed(); });
 }
 
 uint64_t Dataset::memory_bytes() const {
-  uint64_t bytes = source->memory_bytes() + kept.memory_bytes();
+  uint64_t bytes = source->memory_bytes() + selection.memory_bytes();
   for (const auto& file : files) bytes += file->memory_bytes();
   return bytes;
 }
@@ -102,7 +102,7 @@ std::string Dataset::fingerprint() const {
 FileDigests Dataset::FilesOfSelection() const {
   FileDigests digests;
   source->AddDigests(&digests);
-  kept.AddDigests(&digests);
+  selection.AddDigests(&digests);
   return digests;
 }
 
@@ -126,8 +126,8 @@ uint64_t GlobalBatchOf(const DatasetSpec& spec, uint32_t world_size) {
 StatusOr<Plan> PlanOf(const DatasetSpec& spec, const Dataset& dataset,
                       uint32_t world_size, uint32_t shards,
                       const OrderBudget& budget) {
-  const SelectContext context = {dataset.source->columns(0), budget,
-                                 dataset.kept.Lookup(0)};
+  const SelectContext context =
+      dataset.selection.Context(*dataset.source, 0, budget);
   auto of_source = dataset.source->OrderOf(0, budget);
   if (!of_source.ok()) return AtPath("source", of_source.status());
   std::unique_ptr<Order> order = *std::move(of_source);
@@ -244,6 +244,37 @@ Status CheckPrograms(const DatasetSpec& spec, const Dataset& dataset) {
   return OkStatus();
 }
 
+// Steps of another kind may make other labels.
+bool ChangesLabel(const TransformSpec& op) {
+  return std::visit(
+      [](const auto& each) {
+        if constexpr (requires(FeatureNames names) { names = each.feature; }) {
+          return std::count(each.feature.begin(), each.feature.end(), "label") >
+                 0;
+        } else {
+          return true;
+        }
+      },
+      op);
+}
+
+// Labels are known before any training where they are the numbers of classes.
+Status CheckClasses(const std::vector<MapStep>& steps, size_t classes) {
+  const auto step =
+      std::find_if(steps.begin(), steps.end(),
+                   [](const MapStep& each) { return ChangesLabel(*each.op); });
+  if (step == steps.end()) return OkStatus();
+  const auto* one_hot = std::get_if<OneHotOp>(step->op);
+  if (one_hot == nullptr ||
+      one_hot->out_of_range == OneHotOp::OutOfRange::kZeros ||
+      static_cast<uint64_t>(one_hot->classes) >= classes) {
+    return OkStatus();
+  }
+  return InvalidArgumentError(
+      "{}.one_hot.classes: {}, and the data have {}: give that many",
+      step->path, one_hot->classes, Counted(classes, "class", "classes"));
+}
+
 // One for all rows, or one for those of each part.
 Status CompilePrograms(const DatasetSpec& spec,
                        const FunctionOptions& functions, MapOpening* opening,
@@ -265,6 +296,8 @@ Status CompilePrograms(const DatasetSpec& spec,
           Format("{} (rows of part {})", compiled.status().message(), part));
     }
     PENSTOCK_RETURN_IF_ERROR(compiled.status());
+    PENSTOCK_RETURN_IF_ERROR(
+        CheckClasses(steps, dataset->source->class_names().size()));
     std::unique_ptr<RowProgram> program = *std::move(compiled);
     if (part >= kFunctionPartsMax && program->wait_ns() > 0) {
       return InvalidArgumentError(
@@ -306,9 +339,9 @@ StatusOr<std::shared_ptr<const Dataset>> OpenDataset(
   }
   dataset->source = *std::move(source);
   auto selected =
-      KeptFiles::Open(spec.select, spec.source, *dataset->source, progress);
+      Selection::Open(spec.select, spec.source, *dataset->source, progress);
   if (!selected.ok()) return Located(spec, selected.status());
-  dataset->kept = *std::move(selected);
+  dataset->selection = *std::move(selected);
   MapOpening opening = {progress};
   opening.fingerprint = [&] { return dataset->source->fingerprint(); };
   const std::optional<size_t> kept = KeptSteps(spec);

@@ -14,7 +14,7 @@
 
 #include "broker/cache/shared_caches.h"
 #include "broker/plan/plan.h"
-#include "broker/source/kept_records.h"
+#include "broker/source/selection.h"
 #include "broker/spec/dataset_spec.h"
 #include "broker/transform/row_program.h"
 #include "common/status.h"
@@ -29,7 +29,7 @@ struct Dataset {
   // Of the steps of the maps.
   std::vector<std::shared_ptr<const SideFile>> files;
   std::string map_warning;
-  KeptFiles kept;  // of the steps of `select`
+  Selection selection;
   // Of what the heads of the programs make; nullptr: nothing is kept. It counts
   // its memory itself.
   std::shared_ptr<RowCache> cache;

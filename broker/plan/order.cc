@@ -43,6 +43,7 @@ class Derived : public Order {
   bool repeats() const override { return of_->repeats(); }
   bool draws() const override { return of_->draws(); }
   uint64_t memory_bytes() const override { return of_->memory_bytes(); }
+  std::string warning() const override { return of_->warning(); }
 
  protected:
   Derived(std::unique_ptr<Order> of, uint64_t size)

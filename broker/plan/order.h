@@ -11,6 +11,8 @@
 #include <functional>
 #include <memory>
 #include <optional>
+#include <string>
+#include <utility>
 #include <vector>
 
 #include "broker/plan/order_steps.h"
@@ -89,12 +91,17 @@ class Order {
   virtual bool draws() const { return false; }
   // Bytes that it keeps.
   virtual uint64_t memory_bytes() const { return 0; }
+  // What works, but not as it should, for people.
+  virtual std::string warning() const { return warning_; }
+  // Before anybody shares it.
+  void Warn(std::string text) { warning_ = std::move(text); }
 
  protected:
   explicit Order(uint64_t size) : size_(size) {}
 
  private:
   const uint64_t size_;
+  std::string warning_;
 };
 
 // Records [first, first + count), as they come.

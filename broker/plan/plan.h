@@ -124,6 +124,8 @@ class Plan {
   const PlanStart& start() const { return start_; }
   // Memory of its order.
   uint64_t order_bytes() const { return order_->memory_bytes(); }
+  // What works, but not as it should, for people.
+  std::string warning() const { return order_->warning(); }
   // Of a pass.
   uint64_t records() const { return records_; }
   uint32_t world_size() const { return world_size_; }

@@ -53,21 +53,26 @@ uint64_t EndOf(double share, uint64_t records) {
                                share * static_cast<double>(records))));
 }
 
-StatusOr<Column> Find(const std::string& name, const Columns& columns) {
-  std::string known;
-  for (const Column& column : columns) {
+StatusOr<Column> Find(const std::string& name, const SelectContext& context) {
+  std::set<std::string> known(context.readable.begin(), context.readable.end());
+  for (const Column& column : context.columns) {
     if (column.name == name) return column;
-    known += (known.empty() ? "" : ", ") + column.name;
+    known.insert(column.name);
+  }
+  std::string names;
+  for (const std::string& each : known) {
+    names += (names.empty() ? "" : ", ") + each;
   }
   return InvalidArgumentError(
-      "this source has no column '{}' that is known without reading records; "
-      "it has {}",
-      name, known.empty() ? "none" : known);
+      "this source has no column '{}'; it has {}", name,
+      names.empty()
+          ? "none, but `penstock filter` judges records by a Python function"
+          : names);
 }
 
 StatusOr<std::vector<uint64_t>> FileRunsOf(const Order& order,
                                            const SelectContext& context) {
-  PENSTOCK_ASSIGN_OR_RETURN(const Column file, Find("file", context.columns));
+  PENSTOCK_ASSIGN_OR_RETURN(const Column file, Find("file", context));
   return FileRuns(
       order,
       [&](uint64_t record, uint64_t other) {
@@ -328,7 +333,7 @@ StatusOr<std::unique_ptr<Order>> ShardStep::Apply(
     return Slice(std::move(order), index, (size - index - 1) / of + 1, of);
   }
   PENSTOCK_RETURN_IF_ERROR(CheckSameEachPass(*order, "shard"));
-  PENSTOCK_ASSIGN_OR_RETURN(const Column column, Find(by, context.columns));
+  PENSTOCK_ASSIGN_OR_RETURN(const Column column, Find(by, context));
   std::map<std::string, uint64_t> numbers;
   Status status;  // of the memory for values
   const Order& all = *order;
@@ -415,7 +420,7 @@ StatusOr<std::unique_ptr<Order>> SplitStep::Apply(
         },
         context.budget);
   }
-  PENSTOCK_ASSIGN_OR_RETURN(const Column column, Find(by, context.columns));
+  PENSTOCK_ASSIGN_OR_RETURN(const Column column, Find(by, context));
   const Order& all = *of;
   return Pick(
       std::move(of),
@@ -464,7 +469,7 @@ StatusOr<std::unique_ptr<Order>> FoldStep::Apply(
         },
         context.budget);
   }
-  PENSTOCK_ASSIGN_OR_RETURN(const Column column, Find(by, context.columns));
+  PENSTOCK_ASSIGN_OR_RETURN(const Column column, Find(by, context));
   const Order& all = *order;
   return Pick(
       std::move(order),
@@ -486,11 +491,12 @@ const Declaration<FilterStep>& FilterStep::Declared() {
   static const auto declared =
       Declaration<FilterStep>(
           "filter",
-          "Records by a column that is known without reading them: `label` and "
-          "others that the source keeps, `file` of records of files, `bytes` "
-          "where they have any length, `path` and `class` of pictures. All "
-          "that "
-          "is given has to hold.")
+          "Records by a column: a number or a text of the source, `file` of "
+          "records of files, `bytes` where they have any length, `path` and "
+          "`class` of pictures. One that is in the records (csv, json_lines, "
+          "tfrecord, webdataset, ...) is read from all of them when the "
+          "dataset is first opened, and kept in the cache folder. All that is "
+          "given has to hold.")
           .Example("{column: label, in: [3, 5]}")
           .Optional("column", &FilterStep::column, OrNothing(ColumnName()),
                     "its name")
@@ -527,7 +533,7 @@ StatusOr<std::unique_ptr<Order>> FilterStep::Apply(
     }
     return kept;
   }
-  PENSTOCK_ASSIGN_OR_RETURN(const Column found, Find(column, context.columns));
+  PENSTOCK_ASSIGN_OR_RETURN(const Column found, Find(column, context));
   const std::set<std::string> wanted(in.begin(), in.end());
   const std::set<std::string> unwanted(except.begin(), except.end());
   const Order& all = *of;
@@ -582,7 +588,7 @@ const Declaration<BalanceStep>& BalanceStep::Declared() {
 StatusOr<std::unique_ptr<Order>> BalanceStep::Apply(
     std::unique_ptr<Order> of, const SelectContext& context) const {
   PENSTOCK_RETURN_IF_ERROR(CheckSameEachPass(*of, "balance"));
-  PENSTOCK_ASSIGN_OR_RETURN(const Column column, Find(by, context.columns));
+  PENSTOCK_ASSIGN_OR_RETURN(const Column column, Find(by, context));
   const std::shared_ptr<const Order> all = std::move(of);
   // The positions, by value and then in one list.
   PENSTOCK_RETURN_IF_ERROR(
@@ -647,8 +653,8 @@ StatusOr<std::unique_ptr<Order>> ShardByFile(std::unique_ptr<Order> of,
         Counted(global_batch, "row", "rows"), shards, shards, kWayOut);
   }
   // Of a source whose records are files, that is their path.
-  StatusOr<Column> file = Find("file", context.columns);
-  if (!file.ok()) file = Find("path", context.columns);
+  StatusOr<Column> file = Find("file", context);
+  if (!file.ok()) file = Find("path", context);
   if (!file.ok()) {
     return InvalidArgumentError(
         "shard: file: the records of this source come from no files that could "
@@ -733,9 +739,8 @@ StatusOr<std::unique_ptr<Order>> SampleStep::Apply(
   std::vector<double> each_weight;
   if (!weight.empty() || !by.empty()) {
     PENSTOCK_RETURN_IF_ERROR(CheckSameEachPass(*of, "sample"));
-    PENSTOCK_ASSIGN_OR_RETURN(
-        const Column column,
-        Find(weight.empty() ? by : weight, context.columns));
+    PENSTOCK_ASSIGN_OR_RETURN(const Column column,
+                              Find(weight.empty() ? by : weight, context));
     std::map<std::string, double> of_value(weights.begin(), weights.end());
     std::set<std::string> missing;
     for (const auto& [value, number] : weights) missing.insert(value);
@@ -818,10 +823,31 @@ StatusOr<std::unique_ptr<Order>> InWindows(const ShuffleSpec& shuffle,
   if (!shuffle.window_files) return of;
   auto runs = FileRunsOf(*of, context);
   if (!runs.ok()) return runs.status().Prepend("shuffle.window_files");
+  if (*shuffle.window_files > runs->size()) {
+    return InvalidArgumentError(
+        "shuffle.window_files: windows of {} files, and there are {}: give "
+        "fewer, or leave window_files out, which shuffles all records together",
+        *shuffle.window_files, runs->size());
+  }
   auto windows =
       ShuffleWindows(std::move(of), *std::move(runs), *shuffle.window_files);
   if (!windows.ok()) return windows.status().Prepend("shuffle.window_files");
   return windows;
+}
+
+std::vector<std::string> ColumnsOf(const SelectSpec& step) {
+  std::vector<std::string> names;
+  const auto add = [&](const std::string& name) {
+    if (!name.empty()) names.push_back(name);
+  };
+  std::visit(
+      [&](const auto& each) {
+        if constexpr (requires { each.column; }) add(each.column);
+        if constexpr (requires { each.weight; }) add(each.weight);
+        if constexpr (requires { each.by; }) add(each.by);
+      },
+      step);
+  return names;
 }
 
 ValueType<WhenOut> WhenOutWords() {

@@ -27,6 +27,8 @@ struct ValueType;
 struct SelectContext {
   Columns columns;
   OrderBudget budget;
+  // Features that are columns once records are read, for messages.
+  std::vector<std::string> readable;
   // Whether the file that a filter names has kept a record.
   std::function<bool(const std::string& file, uint64_t record)> kept;
 };
@@ -158,6 +160,9 @@ struct InterleaveStep {
 using SelectSpec =
     std::variant<FilterStep, TakeStep, SkipStep, ShardStep, RepeatStep,
                  SplitStep, FoldStep, BalanceStep, SampleStep, InterleaveStep>;
+
+// The columns that it goes by.
+std::vector<std::string> ColumnsOf(const SelectSpec& step);
 
 ValueType<WhenOut> WhenOutWords();
 

@@ -522,8 +522,9 @@ void JobTable::Opened(Entry* entry, StatusOr<std::shared_ptr<Job>> job) {
     return;
   }
   std::string warning = (*job)->dataset().warning();
-  if (const std::string classes = ClassWarning(**job); !classes.empty()) {
-    warning += (warning.empty() ? "" : "; ") + classes;
+  for (const std::string& text :
+       {(*job)->plan().warning(), ClassWarning(**job)}) {
+    if (!text.empty()) warning += (warning.empty() ? "" : "; ") + text;
   }
   if (!warning.empty()) {
     Log<"job-warning">(entry->key, warning);
@@ -597,7 +598,12 @@ uint64_t JobTable::Inspect(uint32_t uid, JobOptions options, InspectDone done) {
           dataset->DescribeRows(&json);
           json["class_names"] = dataset->source->class_names();
           json["left_out"] = dataset->source->left_out();
-          json["source_warning"] = dataset->warning();
+          std::string warning = dataset->warning();
+          if (const std::string of_plan = layout.plan.warning();
+              !of_plan.empty()) {
+            warning += (warning.empty() ? "" : "; ") + of_plan;
+          }
+          json["source_warning"] = warning;
           json["fingerprint"] = dataset->fingerprint();
           const std::string fingerprint = dataset->source->fingerprint();
           json["source_fingerprint"] = fingerprint;

@@ -415,7 +415,7 @@ class Idx final : public Source {
   void AddTimes(Fingerprint* to) const override {
     const auto add = [to](const DataFile& file) {
       to->Add(file.bytes());
-      to->Add(static_cast<uint64_t>(file.mtime_ns()));
+      file.AddTime(to);
     };
     add(images_.file);
     if (labels_) add(labels_->file);

@@ -97,9 +97,7 @@ class ImageList final : public Source {
     return fingerprint.Hex();
   }
   // Of the list alone: a picture that was written anew does not show.
-  void AddTimes(Fingerprint* to) const override {
-    to->Add(static_cast<uint64_t>(list_.mtime_ns()));
-  }
+  void AddTimes(Fingerprint* to) const override { list_.AddTime(to); }
 
   void Locate(uint64_t record, ReadRequest* request) const override {
     for (size_t i = 0; i < pictures_; ++i) {

@@ -9,8 +9,8 @@
 #include "broker/index/fingerprint.h"
 #include "broker/plan/select.h"
 #include "broker/source/concatenation.h"
-#include "broker/source/kept_records.h"
 #include "broker/source/kinds.h"
+#include "broker/source/selection.h"
 #include "common/class_names.h"
 #include "common/quantity.h"
 
@@ -63,12 +63,12 @@ class Parts final : public Source {
  public:
   Parts(std::string kind, Sources parts, Concatenation places,
         std::vector<std::vector<SelectSpec>> selects,
-        std::vector<KeptFiles> kept, Status alike, Combine combine)
+        std::vector<Selection> selections, Status alike, Combine combine)
       : kind_(std::move(kind)),
         parts_(std::move(parts)),
         places_(std::move(places)),
         selects_(std::move(selects)),
-        kept_(std::move(kept)),
+        selections_(std::move(selections)),
         alike_(std::move(alike)),
         combine_(std::move(combine)) {
     ReadRequest request;
@@ -91,7 +91,7 @@ class Parts final : public Source {
   uint64_t memory_bytes() const override {
     uint64_t bytes = 0;
     for (const auto& part : parts_) bytes += part->memory_bytes();
-    for (const KeptFiles& files : kept_) bytes += files.memory_bytes();
+    for (const Selection& each : selections_) bytes += each.memory_bytes();
     return bytes;
   }
   StatusOr<std::unique_ptr<Order>> OrderOf(
@@ -102,9 +102,8 @@ class Parts final : public Source {
       if (!order.ok()) {
         return AtPath(Format("{}.parts[{}].source", kind_, i), order.status());
       }
-      order =
-          Select(selects_[i], *std::move(order),
-                 {parts_[i]->columns(first), budget, kept_[i].Lookup(first)});
+      order = Select(selects_[i], *std::move(order),
+                     selections_[i].Context(*parts_[i], first, budget));
       if (!order.ok()) {
         return AtPath(Format("{}.parts[{}]", kind_, i), order.status());
       }
@@ -160,8 +159,8 @@ class Parts final : public Source {
   bool Changed() const override {
     return std::any_of(parts_.begin(), parts_.end(),
                        [](const auto& part) { return part->Changed(); }) ||
-           std::any_of(kept_.begin(), kept_.end(),
-                       [](const KeptFiles& files) { return files.Changed(); });
+           std::any_of(selections_.begin(), selections_.end(),
+                       [](const Selection& each) { return each.Changed(); });
   }
 
   std::unique_ptr<Maker> MakeMaker(Cancelled cancelled) const override {
@@ -213,7 +212,7 @@ class Parts final : public Source {
   }
   void AddDigests(FileDigests* digests) const override {
     for (const auto& part : parts_) part->AddDigests(digests);
-    for (const KeptFiles& files : kept_) files.AddDigests(digests);
+    for (const Selection& each : selections_) each.AddDigests(digests);
   }
   std::string fingerprint() const override {
     Fingerprint all("parts");
@@ -270,8 +269,8 @@ class Parts final : public Source {
   const Sources parts_;
   const Concatenation places_;
   const std::vector<std::vector<SelectSpec>> selects_;
-  const std::vector<KeptFiles> kept_;  // of each part
-  const Status alike_;                 // as CheckAlike
+  const std::vector<Selection> selections_;  // of each part
+  const Status alike_;                       // as CheckAlike
   const Combine combine_;
   bool any_is_read_ = false;
 };
@@ -320,7 +319,7 @@ StatusOr<std::unique_ptr<Source>> OpenParts(const std::string& kind,
   Sources parts;
   Concatenation places;
   std::vector<std::vector<SelectSpec>> selects;
-  std::vector<KeptFiles> kept;
+  std::vector<Selection> selections;
   Status alike;
   for (size_t i = 0; i < specs.size(); ++i) {
     const std::string path = Format("{}.parts[{}]", kind, i);
@@ -333,10 +332,10 @@ StatusOr<std::unique_ptr<Source>> OpenParts(const std::string& kind,
         alike = AtPath(path, CheckSameFeatures(*parts[0], **part));
       }
     }
-    auto files =
-        KeptFiles::Open(specs[i].select, specs[i].source, **part, progress);
-    if (!files.ok()) return AtPath(path, files.status());
-    kept.push_back(*std::move(files));
+    auto selection =
+        Selection::Open(specs[i].select, specs[i].source, **part, progress);
+    if (!selection.ok()) return AtPath(path, selection.status());
+    selections.push_back(*std::move(selection));
     PENSTOCK_RETURN_IF_ERROR(places.Append((*part)->record_count()));
     parts.push_back(*std::move(part));
     selects.push_back(specs[i].select);
@@ -349,7 +348,7 @@ StatusOr<std::unique_ptr<Source>> OpenParts(const std::string& kind,
   }
   return std::unique_ptr<Source>(std::make_unique<Parts>(
       kind, std::move(parts), std::move(places), std::move(selects),
-      std::move(kept), std::move(alike), std::move(combine)));
+      std::move(selections), std::move(alike), std::move(combine)));
 }
 
 // ---- declarations ----------------------------------------------------------
@@ -594,12 +593,31 @@ StatusOr<std::unique_ptr<Source>> MixSource::Open(
     PENSTOCK_ASSIGN_OR_RETURN(whole, WholeWeights(change.weights));
     weights.push_back({change.row, std::move(whole)});
   }
-  return OpenParts("mix", parts, progress, functions,
-                   [weights, when_out = when_out, block = block](
-                       auto orders, const OrderBudget& budget) {
-                     return Mix(std::move(orders), weights, when_out, budget,
-                                block);
-                   });
+  return OpenParts(
+      "mix", parts, progress, functions,
+      [weights, when_out = when_out, block = block](
+          auto orders,
+          const OrderBudget& budget) -> StatusOr<std::unique_ptr<Order>> {
+        uint64_t records = 0;
+        for (const auto& order : orders) records += order->size();
+        PENSTOCK_ASSIGN_OR_RETURN(
+            std::unique_ptr<Order> mix,
+            Mix(std::move(orders), weights, when_out, budget, block));
+        const uint64_t last = weights.back().from;
+        if (last >= mix->size()) {
+          return InvalidArgumentError(
+              "schedule[{}].row: {}, and a pass has {}: these weights never "
+              "hold; give a row of the pass",
+              weights.size() - 2, last, Counted(mix->size(), "row"));
+        }
+        if (when_out == WhenOut::kStop && mix->size() < records / 2) {
+          mix->Warn(Format(
+              "the mix ends where a part has no more records: a pass has {} of "
+              "their {}; `when_out: drop` or `repeat` goes on with the others",
+              mix->size(), Counted(records, "record")));
+        }
+        return mix;
+      });
 }
 
 }  // namespace penstock

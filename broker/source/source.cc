@@ -22,8 +22,6 @@ StatusOr<std::unique_ptr<Source>> OpenSource(const SourceSpec& spec,
       spec);
 }
 
-namespace {
-
 ColumnValue NumberOf(DType dtype, const std::byte* bytes) {
   const auto as = [bytes](auto number) {
     std::memcpy(&number, bytes, sizeof(number));
@@ -52,8 +50,6 @@ bool IsNumber(const RawFeature& raw) {
          raw.feature.dtype != DType::kFloat16 &&
          raw.feature.dtype != DType::kBFloat16;
 }
-
-}  // namespace
 
 Columns Source::columns(uint64_t first) const {
   Columns columns;

@@ -40,6 +40,11 @@ struct RawFeature {
 };
 using RawSpec = std::vector<RawFeature>;
 
+// One number, of a dtype that a column may have.
+bool IsNumber(const RawFeature& raw);
+// Of such a feature.
+ColumnValue NumberOf(DType dtype, const std::byte* bytes);
+
 // The bytes of one record's features, in RawSpec's order. The spans point into
 // the read buffer, the source's own memory or the scratch passed to Unpack.
 using RawRecord = std::vector<std::span<const std::byte>>;

@@ -8,8 +8,8 @@
 #include "broker/declare/spec_path.h"
 #include "broker/index/fingerprint.h"
 #include "broker/plan/select.h"
-#include "broker/source/kept_records.h"
 #include "broker/source/parts.h"
+#include "broker/source/selection.h"
 #include "common/quantity.h"
 
 namespace penstock {
@@ -19,7 +19,7 @@ struct ZippedPart {
   std::unique_ptr<Source> source;
   std::unique_ptr<Order> order;
   std::string prefix;
-  KeptFiles kept;
+  Selection selection;
 
   uint64_t RecordOf(uint64_t row) const { return order->At(row, 0, {}).record; }
 };
@@ -50,7 +50,7 @@ class Zip final : public Source {
     uint64_t bytes = 0;
     for (const ZippedPart& part : parts_) {
       bytes += part.source->memory_bytes() + part.order->memory_bytes() +
-               part.kept.memory_bytes();
+               part.selection.memory_bytes();
     }
     return bytes;
   }
@@ -143,10 +143,10 @@ class Zip final : public Source {
     return OkStatus();
   }
   bool Changed() const override {
-    return std::any_of(parts_.begin(), parts_.end(),
-                       [](const ZippedPart& part) {
-                         return part.source->Changed() || part.kept.Changed();
-                       });
+    return std::any_of(
+        parts_.begin(), parts_.end(), [](const ZippedPart& part) {
+          return part.source->Changed() || part.selection.Changed();
+        });
   }
 
   std::string Describe(uint64_t record) const override {
@@ -183,7 +183,7 @@ class Zip final : public Source {
   void AddDigests(FileDigests* digests) const override {
     for (const ZippedPart& part : parts_) {
       part.source->AddDigests(digests);
-      part.kept.AddDigests(digests);
+      part.selection.AddDigests(digests);
     }
   }
   std::string fingerprint() const override {
@@ -267,12 +267,19 @@ StatusOr<std::unique_ptr<Source>> ZipSource::Open(
                                 [progress] { return progress->cancel.load(); }};
     auto order = (*source)->OrderOf(0, budget);
     if (!order.ok()) return AtPath(path + ".source", order.status());
-    auto kept =
-        KeptFiles::Open(parts[i].select, parts[i].source, **source, progress);
-    if (!kept.ok()) return AtPath(path, kept.status());
+    auto selection =
+        Selection::Open(parts[i].select, parts[i].source, **source, progress);
+    if (!selection.ok()) return AtPath(path, selection.status());
     order = Select(parts[i].select, *std::move(order),
-                   {(*source)->columns(0), budget, kept->Lookup(0)});
+                   selection->Context(**source, 0, budget));
     if (!order.ok()) return AtPath(path, order.status());
+    if ((*order)->draws()) {
+      return InvalidArgumentError(
+          "{}: a sample has other records at the same place in each pass, and "
+          "a record of a zip is the same in all: put `sample` into the "
+          "`select` of the zip, which draws from its records",
+          path);
+    }
     const std::string prefix = parts[i].prefix.value_or("");
     for (RawFeature raw : (*source)->raw_spec()) {
       raw.feature.name = prefix + raw.feature.name;
@@ -290,7 +297,7 @@ StatusOr<std::unique_ptr<Source>> ZipSource::Open(
       raw_spec.push_back(std::move(raw));
     }
     opened.push_back(
-        {*std::move(source), *std::move(order), prefix, *std::move(kept)});
+        {*std::move(source), *std::move(order), prefix, *std::move(selection)});
   }
   return std::unique_ptr<Source>(
       std::make_unique<Zip>(std::move(opened), std::move(raw_spec)));

@@ -309,6 +309,22 @@ TEST_F(KeptRowsTest, ACacheOfChangedDataBeginsAnew) {
   ExpectSame(TakeRows(spec, "changed"));
 }
 
+// As `tar --mtime` and `cp -p` leave them.
+TEST_F(KeptRowsTest, AFileReplacedByOneOfTheSameSizeAndTimeIsNoticed) {
+  TakeRows(Spec("cache: {disk: 1G}\n"), "fill");
+  TakeRows(SnapshotSpec(), "fill snapshot");
+  AwaitSnapshot();
+  const fs::file_time_type time = fs::last_write_time(Records());
+  const std::string replaced = Records() + ".replaced";
+  fs::rename(Records(), replaced);  // its inode is not free for the new one
+  WriteRecords(2);
+  fs::last_write_time(Records(), time);
+  ExpectSame(TakeRows(Spec("cache: {disk: 1G}\n"), "changed"));
+  EXPECT_THAT(AttachError(OptionsFor(SnapshotSpec(), 0, 1)),
+              HasSubstr("have changed since"));
+  fs::remove(replaced);
+}
+
 // Beside it a job reads its source, and says so.
 TEST_F(KeptRowsTest, OneBrokerWritesASnapshot) {
   Options options = OptionsFor(SnapshotSpec(), 0, 1);
@@ -320,6 +336,21 @@ TEST_F(KeptRowsTest, OneBrokerWritesASnapshot) {
   Batch batch;
   EXPECT_EQ(reader.next(&batch), Reader::Result::kBatch);
   EXPECT_THAT(reader.warning(), HasSubstr("another broker writes it"));
+}
+
+TEST_F(KeptRowsTest, ASnapshotThatMayOnlyBeReadSaysWhyItIsNot) {
+  TakeRows(SnapshotSpec(), "fill");
+  AwaitSnapshot();
+  broker_.Stop(SIGTERM);
+  unsetenv("PENSTOCK_SNAPSHOT_PATH");
+  broker_.Start();
+  const std::string spec = SnapshotSpec();
+  EXPECT_EQ(AttachError(OptionsFor(spec, 0, 1)), "");
+  WriteRecords(2);
+  const std::string outdated = AttachError(OptionsFor(spec, 0, 1));
+  fs::remove_all(Snapshot());
+  fs::create_directories(Snapshot());
+  EXPECT_THAT(outdated, HasSubstr("have changed since"));
 }
 
 TEST_F(KeptRowsTest, ASnapshotElsewhereNamesTheWayOut) {

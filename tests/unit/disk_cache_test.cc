@@ -249,11 +249,19 @@ TEST_F(DiskCacheTest, OneOfOtherDataOrStepsIsRefused) {
   options_.key = kKey;
   EXPECT_EQ(DiskCache::Open(options_, kRecords + 1, Features()).status().code(),
             StatusCode::kFailedPrecondition);
-  // What was not complete was not there.
-  Open();
+  // One that is not complete is what somebody goes on with, too.
   std::filesystem::remove_all(folder_ + "/s");
   Open();
   Fill(0, 3);
+  cache_.reset();
+  refused("9", "8");
+  options_.key = kKey;
+  Open();
+  EXPECT_EQ(cache_->entries(), 3U);
+  // One that has nothing yet is nobody's.
+  std::filesystem::remove_all(folder_ + "/s");
+  Open();
+  cache_.reset();
   options_.key = R"({"source":{"range":10}})";
   Open();
   EXPECT_EQ(cache_->entries(), 0U);

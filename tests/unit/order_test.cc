@@ -497,9 +497,8 @@ TEST(SelectTest, FiltersByColumns) {
                      Context())
                   .status()
                   .message(),
-              HasSubstr("select[0].filter: this source has no column 'size' "
-                        "that is known without reading records; it has label, "
-                        "file"));
+              HasSubstr("select[0].filter: this source has no column 'size'; "
+                        "it has file, label"));
   EXPECT_THAT(Select({FilterStep{.column = "file", .min = 1.0}}, AllRecords(30),
                      Context())
                   .status()

@@ -892,6 +892,14 @@ constexpr SpecCase kSpecCases[] = {
      "weights: [1]}, {row: 5, weights: [2]}]}}\nbatch: {size: 1}",
      "source.mix.schedule[1].row",
      "row 5 after row 5: a schedule goes forward"},
+    {"source: {mix: {parts: [{source: {range: 9}}], schedule: [{row: 9, "
+     "weights: [2]}]}}\nbatch: {size: 1}",
+     "source.mix.schedule[0].row",
+     "9, and a pass has 9 rows: these weights never hold; give a row of the "
+     "pass"},
+    {"source: {zip: {parts: [{source: {range: 9}}, {source: {range: 9}, "
+     "select: [sample: {}], prefix: a_}]}}\nbatch: {size: 1}",
+     "source.zip.parts[1]", "put `sample` into the `select` of the zip"},
     {"source: {mix: {parts: [{source: {range: 9}}], schedule: [{row: 5, "
      "weights: [1, 2]}]}}\nbatch: {size: 1}",
      "source.mix.schedule[0].weights",
@@ -1091,6 +1099,68 @@ TEST(SpecErrorsTest, PartsWhoseClassesDifferAreAWarningWhateverTheySelect) {
   EXPECT_THAT(warning("a", "b"), HasSubstr(dog));
   EXPECT_THAT(warning("c", "b"), HasSubstr("have different classes"));
   EXPECT_EQ(warning("a", "c"), "");  // its labels mean the same
+}
+
+TEST(SpecErrorsTest, WhatTheFilesDoNotHaveIsAnError) {
+  const Folder folder;
+  for (const char* name : {"cat", "dog", "owl"}) {
+    std::filesystem::create_directories(folder.path() + "/" + name);
+    std::ofstream(folder.path() + "/" + name + "/1.jpg") << "any";
+  }
+  std::ofstream(folder.path() + "/a.bin") << "12";
+  std::ofstream(folder.path() + "/b.bin") << "34";
+  const auto error = [&](const std::string& text) {
+    const auto spec = ParseDatasetSpec("dataset: d\nbatch: {size: 1}\n" + text,
+                                       "a.yaml", folder.path());
+    EXPECT_TRUE(spec.ok()) << spec.status().message();
+    OpenProgress progress;
+    const auto dataset = OpenDataset(*spec, {}, &progress);
+    if (!dataset.ok()) return dataset.status().message();
+    return Located(*spec, PlanOf(*spec, **dataset, 1, 1).status()).message();
+  };
+  const auto one_hot = [](int classes) {
+    return Format(
+        "source: {{image_folder: {{path: .}}}}\nmap: [decode_image: {{size: "
+        "8}}, "
+        "one_hot: {{feature: label, classes: {}}}]\n",
+        classes);
+  };
+  EXPECT_THAT(error(one_hot(2)),
+              HasSubstr("map[1].one_hot.classes: 2, and the data have 3 "
+                        "classes: give that many"));
+  EXPECT_EQ(error(one_hot(3)), "");
+  const auto windows = [](int files) {
+    return Format(
+        "source: {{fixed_length_records: {{files: '*.bin', "
+        "features: {{x: {{dtype: uint8, shape: []}}}}}}}}\nshuffle: {{seed: 1, "
+        "window_files: {}}}\n",
+        files);
+  };
+  EXPECT_THAT(error(windows(3)),
+              HasSubstr("shuffle.window_files: windows of 3 files, and there "
+                        "are 2: give fewer, or leave window_files out"));
+  EXPECT_EQ(error(windows(2)), "");
+}
+
+TEST(SpecErrorsTest, AMixThatEndsEarlyIsAWarning) {
+  const auto warning = [](const std::string& when_out) {
+    const auto spec = ParseDatasetSpec(
+        "dataset: d\nbatch: {size: 1}\nsource: {mix: {parts: [{source: {range: "
+        "3}}, {source: {range: 1000}}], when_out: " +
+            when_out + "}}\nselect: [skip: 1]\n",
+        "a.yaml", "/");
+    OpenProgress progress;
+    const auto dataset = OpenDataset(*spec, {}, &progress);
+    EXPECT_TRUE(dataset.ok()) << dataset.status().message();
+    const auto plan = PlanOf(*spec, **dataset, 1, 1);
+    EXPECT_TRUE(plan.ok()) << plan.status().message();
+    return plan.ok() ? plan->warning() : "";
+  };
+  EXPECT_THAT(warning("stop"),
+              HasSubstr("a pass has 6 of their 1003 records; `when_out: drop` "
+                        "or `repeat` goes on"));
+  EXPECT_EQ(warning("drop"), "");
+  EXPECT_EQ(warning("repeat"), "");
 }
 
 TEST(SpecErrorsTest, APathIsWhatAMessageBeginsWith) {

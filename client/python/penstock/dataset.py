@@ -405,10 +405,11 @@ class Dataset:
                records: Optional[Path] = None) -> "Dataset":
         """Selects records by a column, a function, or a file of ``penstock filter``.
 
-        A column is known without reading the records, such as ``label``, ``class``,
-        ``path``, ``file``, ``bytes`` (an error names those that there are): its value
-        is one of ``include``, none of ``exclude``, within ``min`` and ``max``, matches
-        a pattern of * and ?; all that is given.
+        A column is a number or a text of the source, or ``class``, ``path``, ``file``
+        or ``bytes`` (an error names those that there are). One that is in the records
+        is read from all of them when the dataset is first opened. Its value is one of
+        ``include``, none of ``exclude``, within ``min`` and ``max``, matches a pattern
+        of * and ?; all that is given.
 
         A function gets a row as a dict of arrays, as the steps of ``map`` so far make
         it (none of which may be random), and returns True or False. Processes of a

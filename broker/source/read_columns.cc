@@ -1,0 +1,468 @@
+// The cache's layout, native byte order: Header, the key, the values, the ends
+// of the texts, the texts.
+#include "broker/source/read_columns.h"
+
+#include <algorithm>
+#include <array>
+#include <bit>
+#include <cstring>
+#include <limits>
+#include <map>
+#include <mutex>
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <set>
+#include <unordered_map>
+#include <utility>
+
+#include "broker/declare/declaration.h"
+#include "broker/declare/spec_path.h"
+#include "broker/index/cache_file.h"
+#include "broker/index/fingerprint.h"
+#include "broker/index/in_parallel.h"
+#include "broker/io/read.h"
+#include "common/quantity.h"
+
+namespace penstock {
+namespace {
+
+constexpr uint64_t kMagic = 0x314c4f4354534e50;  // "PNSTCOL1"
+constexpr char kCacheKind[] = "column";
+// Records of one turn of a thread, and of it at once in flight.
+constexpr uint64_t kTurn = 1 << 14;
+constexpr uint32_t kInFlight = 64;
+constexpr uint64_t kInFlightBytes = uint64_t{8} << 20;
+// Of a file whose size is not known before it is read.
+constexpr uint64_t kFileBytes = uint64_t{1} << 20;
+// What a text takes besides its bytes, in a map and in the list.
+constexpr uint64_t kTextBytes = 128;
+
+struct Header {
+  uint64_t magic = kMagic;
+  uint64_t key_bytes = 0;
+  uint64_t records = 0;
+  uint64_t texts = 0;
+  uint64_t text_bytes = 0;
+  Fingerprint::Digest digest{};
+};
+static_assert(sizeof(Header) == 56);
+
+// A feature that a column can be made of.
+struct Readable {
+  size_t feature = 0;
+  std::optional<size_t> bytes_feature;  // of a text: the one with its length
+  DType dtype = DType::kInt64;          // of a number
+};
+
+std::optional<Readable> FindReadable(const RawSpec& raw_spec,
+                                     const std::string& name) {
+  const auto find = [&](const std::string& wanted) {
+    return std::find_if(
+        raw_spec.begin(), raw_spec.end(),
+        [&](const RawFeature& raw) { return raw.feature.name == wanted; });
+  };
+  const auto found = find(name);
+  if (found == raw_spec.end()) return std::nullopt;
+  Readable readable = {.feature = static_cast<size_t>(found - raw_spec.begin()),
+                       .dtype = found->feature.dtype};
+  if (IsNumber(*found)) return readable;
+  const auto bytes = find(name + "_bytes");
+  if (found->encoded || found->feature.dtype != DType::kUint8 ||
+      found->feature.shape.size() != 1 || bytes == raw_spec.end() ||
+      bytes->feature.dtype != DType::kInt64 || !bytes->feature.shape.empty()) {
+    return std::nullopt;
+  }
+  readable.bytes_feature = static_cast<size_t>(bytes - raw_spec.begin());
+  return readable;
+}
+
+std::string_view TextIn(const RawRecord& raw, const Readable& readable) {
+  const std::span<const std::byte> room = raw[readable.feature];
+  int64_t bytes = 0;
+  std::memcpy(&bytes, raw[*readable.bytes_feature].data(), sizeof(bytes));
+  return {
+      reinterpret_cast<const char*>(room.data()),
+      std::min(room.size(), static_cast<size_t>(std::max<int64_t>(bytes, 0)))};
+}
+
+uint64_t BytesOf(const ReadRequest& request) {
+  const auto bytes_of = [](const ReadPart& part) {
+    return part.kind == ReadPart::Kind::kFile ? kFileBytes : part.bytes;
+  };
+  uint64_t bytes = bytes_of(request);
+  for (const ReadPart& part : request.more) bytes += bytes_of(part);
+  return bytes;
+}
+
+// Calls each(record, raw) for the records [begin, end), in any order.
+template <typename Each>
+Status ReadRecords(const Source& source, uint64_t begin, uint64_t end,
+                   const Each& each) {
+  std::vector<std::byte> scratch;
+  RawRecord raw;
+  ReadRequest request;
+  source.Locate(begin, &request);
+  if (request.kind == ReadRequest::Kind::kNone) {
+    for (uint64_t record = begin; record < end; ++record) {
+      PENSTOCK_RETURN_IF_ERROR(source.Unpack(record, {}, &scratch, &raw));
+      PENSTOCK_RETURN_IF_ERROR(each(record, raw));
+    }
+    return OkStatus();
+  }
+  PENSTOCK_ASSIGN_OR_RETURN(const std::unique_ptr<StorageReader> reader,
+                            MakeStorageReader(ReadBackend::kAuto, kInFlight));
+  struct InFlight {
+    uint64_t record = 0;
+    uint64_t bytes = 0;
+  };
+  std::array<InFlight, kInFlight> in_flight;
+  std::vector<uint32_t> free(reader->blocking() ? 1 : kInFlight);
+  for (uint32_t i = 0; i < free.size(); ++i) free[i] = i;
+  uint64_t bytes_in_flight = 0;
+  uint64_t next = begin;
+  Status status;
+  while (next < end || reader->in_flight() > 0) {
+    while (status.ok() && next < end && !free.empty() &&
+           bytes_in_flight < kInFlightBytes) {
+      request.more.clear();
+      source.Locate(next, &request);
+      const uint32_t ticket = free.back();
+      free.pop_back();
+      in_flight[ticket] = {next++, BytesOf(request)};
+      bytes_in_flight += in_flight[ticket].bytes;
+      if (reader->Start(ticket, request, {}, kNotPinned)) break;
+    }
+    reader->Submit();
+    StorageReader::Done done;
+    for (bool any = reader->Next(kWaitForever, &done); any;
+         any = reader->Next(kNoWait, &done)) {
+      const InFlight read = in_flight[done.ticket];
+      if (status.ok()) {
+        status = done.status;
+        if (status.ok()) {
+          status = source.Unpack(read.record, done.read(), &scratch, &raw);
+        }
+        if (status.ok()) status = each(read.record, raw);
+      }
+      bytes_in_flight -= read.bytes;
+      reader->Release(done.ticket);
+      free.push_back(done.ticket);
+    }
+    if (!status.ok() && reader->in_flight() == 0) break;
+  }
+  return status;
+}
+
+// Any thread adds texts.
+class Texts {
+ public:
+  explicit Texts(OpenProgress* progress) : progress_(progress) {}
+
+  StatusOr<uint32_t> PlaceOf(const std::string& text) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    const auto found = places_.find(text);
+    if (found != places_.end()) return found->second;
+    if (places_.size() == std::numeric_limits<uint32_t>::max()) {
+      return ResourceExhaustedError("more than 2^32 different texts");
+    }
+    PENSTOCK_RETURN_IF_ERROR(progress_->reserve(kTextBytes + text.size()));
+    return places_.emplace(text, static_cast<uint32_t>(places_.size()))
+        .first->second;
+  }
+
+  // Returns the texts in byte order; *places become those in this list.
+  std::vector<std::string> Sort(std::vector<uint32_t>* places) const {
+    const std::map<std::string, uint32_t> sorted(places_.begin(),
+                                                 places_.end());
+    std::vector<std::string> texts;
+    std::vector<uint32_t> moved(sorted.size());
+    for (const auto& [text, place] : sorted) {
+      moved[place] = static_cast<uint32_t>(texts.size());
+      texts.push_back(text);
+    }
+    for (uint32_t& place : *places) place = moved[place];
+    return texts;
+  }
+
+ private:
+  OpenProgress* const progress_;
+  std::mutex mutex_;
+  std::unordered_map<std::string, uint32_t> places_;
+};
+
+// Of one thread, which asks the list of all only for a text that is new to it.
+class KnownTexts {
+ public:
+  explicit KnownTexts(Texts* all) : all_(all) {}
+
+  StatusOr<uint32_t> PlaceOf(std::string_view view) {
+    std::string text(view);
+    const auto found = places_.find(text);
+    if (found != places_.end()) return found->second;
+    PENSTOCK_ASSIGN_OR_RETURN(const uint32_t place, all_->PlaceOf(text));
+    if (places_.size() == kMost) places_.clear();
+    places_.emplace(std::move(text), place);
+    return place;
+  }
+
+ private:
+  static constexpr size_t kMost = 4096;
+  Texts* const all_;
+  std::unordered_map<std::string, uint32_t> places_;
+};
+
+uint64_t BitsOf(const ColumnValue& number) {
+  if (const auto* whole = std::get_if<int64_t>(&number)) {
+    return static_cast<uint64_t>(*whole);
+  }
+  return std::bit_cast<uint64_t>(std::get<double>(number));
+}
+
+template <typename T>
+bool Fill(CacheReader* cache, uint64_t count, std::vector<T>* values) {
+  if (count > cache->left() / sizeof(T)) return false;
+  values->resize(count);
+  return cache->Read(std::as_writable_bytes(std::span(*values)));
+}
+
+}  // namespace
+
+class ColumnValues {
+ public:
+  ColumnValues(std::string name, const Readable& readable, uint64_t records)
+      : name_(std::move(name)), readable_(readable), records_(records) {}
+
+  const std::string& name() const { return name_; }
+  ColumnValue At(uint64_t record) const {
+    if (readable_.bytes_feature) return texts_[places_[record]];
+    const uint64_t bits = numbers_[record];
+    if (IsWhole()) return static_cast<int64_t>(bits);
+    return std::bit_cast<double>(bits);
+  }
+  uint64_t memory_bytes() const {
+    uint64_t bytes = numbers_.size() * sizeof(numbers_[0]) +
+                     places_.size() * sizeof(places_[0]);
+    for (const std::string& text : texts_) bytes += kTextBytes + text.size();
+    return bytes;
+  }
+  Fingerprint::Digest Digest() const {
+    Fingerprint fingerprint("column");
+    fingerprint.Add(std::as_bytes(std::span(numbers_)));
+    fingerprint.Add(std::as_bytes(std::span(places_)));
+    for (const std::string& text : texts_) {
+      fingerprint.Add(text.size());
+      fingerprint.Add(text);
+    }
+    return fingerprint.digest();
+  }
+
+  // From the cache, else from the records.
+  Status Find(const SourceSpec& spec, const Source& source,
+              OpenProgress* progress) {
+    PENSTOCK_RETURN_IF_ERROR(progress->reserve(
+        records_ *
+        (readable_.bytes_feature ? sizeof(uint32_t) : sizeof(uint64_t))));
+    const std::string key = KeyOf(spec, source);
+    const std::string path = key.empty() ? "" : CachePath(kCacheKind, key);
+    PENSTOCK_ASSIGN_OR_RETURN(const bool cached,
+                              ReadCache(path, key, progress));
+    if (cached) return OkStatus();
+    PENSTOCK_RETURN_IF_ERROR(Read(source, progress));
+    // A failure costs time at the next opening.
+    if (!path.empty() && !source.Changed()) (void)WriteCache(path, key);
+    return OkStatus();
+  }
+
+ private:
+  bool IsWhole() const {
+    return readable_.dtype != DType::kFloat32 &&
+           readable_.dtype != DType::kFloat64;
+  }
+
+  Status Read(const Source& source, OpenProgress* progress) {
+    Texts texts(progress);
+    (readable_.bytes_feature ? places_.resize(records_)
+                             : numbers_.resize(records_));
+    progress->done = 0;
+    progress->total = records_;
+    const auto turns = static_cast<size_t>((records_ + kTurn - 1) / kTurn);
+    PENSTOCK_RETURN_IF_ERROR(InParallel(turns, [&](size_t turn) -> Status {
+      if (progress->cancel.load()) {
+        return CancelledError("nobody waits any more");
+      }
+      KnownTexts known(&texts);
+      const uint64_t begin = turn * kTurn;
+      const uint64_t end = std::min(begin + kTurn, records_);
+      PENSTOCK_RETURN_IF_ERROR(ReadRecords(
+          source, begin, end, [&](uint64_t record, const RawRecord& raw) {
+            if (readable_.bytes_feature) {
+              PENSTOCK_ASSIGN_OR_RETURN(places_[record],
+                                        known.PlaceOf(TextIn(raw, readable_)));
+              return OkStatus();
+            }
+            numbers_[record] = BitsOf(
+                NumberOf(readable_.dtype, raw[readable_.feature].data()));
+            return OkStatus();
+          }));
+      progress->done += end - begin;
+      return OkStatus();
+    }));
+    texts_ = texts.Sort(&places_);
+    return OkStatus();
+  }
+
+  // Empty: nothing tells whether the data are the same.
+  std::string KeyOf(const SourceSpec& spec, const Source& source) const {
+    nlohmann::ordered_json key;
+    const std::string data = source.fingerprint();
+    if (data.empty()) return "";
+    Fingerprint times("changed");
+    source.AddTimes(&times);
+    WriteKind(KindsOf<SourceSpec>(), &spec, &key["source"]);
+    key["data"] = data;
+    key["changed"] = times.Hex();
+    key["column"] = name_;
+    key["penstock"] = PENSTOCK_VERSION;  // another one may read other values
+    return key.dump();
+  }
+
+  // An error is the promise of memory's.
+  StatusOr<bool> ReadCache(const std::string& path, const std::string& key,
+                           OpenProgress* progress) {
+    auto cache = CacheReader::Open(path);
+    Header header;
+    if (!cache || !cache->Read(std::as_writable_bytes(std::span(&header, 1))) ||
+        header.magic != kMagic || header.key_bytes != key.size() ||
+        header.records != records_) {
+      return false;
+    }
+    std::string cached_key(key.size(), '\0');
+    if (!cache->Read(std::as_writable_bytes(std::span(cached_key))) ||
+        cached_key != key) {
+      return false;
+    }
+    ColumnValues found(name_, readable_, records_);
+    std::vector<uint64_t> ends;
+    std::vector<char> bytes;
+    const bool has_texts = readable_.bytes_feature.has_value();
+    if (!(has_texts ? Fill(&*cache, records_, &found.places_)
+                    : Fill(&*cache, records_, &found.numbers_)) ||
+        header.texts > cache->left() / sizeof(uint64_t)) {
+      return false;
+    }
+    PENSTOCK_RETURN_IF_ERROR(
+        progress->reserve(header.texts * kTextBytes +
+                          std::min(header.text_bytes, cache->left())));
+    if (!Fill(&*cache, header.texts, &ends) ||
+        !Fill(&*cache, header.text_bytes, &bytes)) {
+      return false;
+    }
+    uint64_t begin = 0;
+    for (const uint64_t end : ends) {
+      if (end < begin || end > bytes.size()) return false;
+      found.texts_.emplace_back(bytes.data() + begin, end - begin);
+      begin = end;
+    }
+    const bool in_list =
+        std::all_of(found.places_.begin(), found.places_.end(),
+                    [&](uint32_t place) { return place < ends.size(); });
+    if (!in_list || found.Digest() != header.digest) return false;
+    numbers_ = std::move(found.numbers_);
+    places_ = std::move(found.places_);
+    texts_ = std::move(found.texts_);
+    return true;
+  }
+
+  Status WriteCache(const std::string& path, const std::string& key) const {
+    std::string bytes;
+    std::vector<uint64_t> ends;
+    for (const std::string& text : texts_) {
+      bytes += text;
+      ends.push_back(bytes.size());
+    }
+    const Header header = {.key_bytes = key.size(),
+                           .records = records_,
+                           .texts = texts_.size(),
+                           .text_bytes = bytes.size(),
+                           .digest = Digest()};
+    const std::array<std::span<const std::byte>, 6> regions = {
+        std::as_bytes(std::span(&header, 1)), std::as_bytes(std::span(key)),
+        std::as_bytes(std::span(numbers_)),   std::as_bytes(std::span(places_)),
+        std::as_bytes(std::span(ends)),       std::as_bytes(std::span(bytes))};
+    return WriteCacheFile(path, regions);
+  }
+
+  const std::string name_;
+  const Readable readable_;
+  const uint64_t records_;
+  std::vector<uint64_t> numbers_;   // the bits of int64 or double
+  std::vector<uint32_t> places_;    // of texts, in texts_
+  std::vector<std::string> texts_;  // in byte order
+};
+
+std::vector<std::string> ReadColumns::NamesOf(const Source& source) {
+  std::vector<std::string> names;
+  if (source.wait_ns() > 0) return names;
+  for (const RawFeature& raw : source.raw_spec()) {
+    if (FindReadable(source.raw_spec(), raw.feature.name)) {
+      names.push_back(raw.feature.name);
+    }
+  }
+  return names;
+}
+
+StatusOr<ReadColumns> ReadColumns::Open(const std::vector<SelectSpec>& steps,
+                                        const SourceSpec& spec,
+                                        const Source& source,
+                                        OpenProgress* progress) {
+  ReadColumns opened;
+  // What processes make is not read here.
+  if (source.record_count() == 0 || source.wait_ns() > 0) return opened;
+  std::set<std::string> known;
+  for (const Column& column : source.columns(0)) known.insert(column.name);
+  for (size_t i = 0; i < steps.size(); ++i) {
+    for (const std::string& name : ColumnsOf(steps[i])) {
+      const auto readable = FindReadable(source.raw_spec(), name);
+      if (!readable || !known.insert(name).second) continue;
+      auto values = std::make_shared<ColumnValues>(name, *readable,
+                                                   source.record_count());
+      Status found = values->Find(spec, source, progress);
+      if (found.code() == StatusCode::kDataLoss) {
+        found = DataLossError(
+            "{}; `on_error` leaves out no record that `select` goes by: mend "
+            "it",
+            found.message());
+      }
+      if (!found.ok()) {
+        return AtPath(Format("select[{}]", i),
+                      found.Prepend(Format("column '{}'", name)));
+      }
+      opened.columns_.push_back(std::move(values));
+    }
+  }
+  return opened;
+}
+
+void ReadColumns::AddTo(uint64_t first, Columns* columns) const {
+  for (const auto& values : columns_) {
+    columns->push_back({values->name(), [first, values](uint64_t record) {
+                          return values->At(record - first);
+                        }});
+  }
+}
+
+uint64_t ReadColumns::memory_bytes() const {
+  uint64_t bytes = 0;
+  for (const auto& values : columns_) bytes += values->memory_bytes();
+  return bytes;
+}
+
+void ReadColumns::AddDigests(FileDigests* digests) const {
+  for (const auto& values : columns_) {
+    const auto [high, low] = values->Digest();
+    const std::string digest = Format("{:016x}{:016x}", high, low);
+    (*digests)[Format("column {} {}", values->name(), digest)] = digest;
+  }
+}
+
+}  // namespace penstock

@@ -1,0 +1,38 @@
+#include "broker/source/selection.h"
+
+#include <utility>
+
+namespace penstock {
+
+StatusOr<Selection> Selection::Open(const std::vector<SelectSpec>& steps,
+                                    const SourceSpec& spec,
+                                    const Source& source,
+                                    OpenProgress* progress) {
+  Selection opened;
+  PENSTOCK_ASSIGN_OR_RETURN(opened.kept_,
+                            KeptFiles::Open(steps, spec, source, progress));
+  PENSTOCK_ASSIGN_OR_RETURN(opened.read_,
+                            ReadColumns::Open(steps, spec, source, progress));
+  return opened;
+}
+
+SelectContext Selection::Context(const Source& source, uint64_t first,
+                                 const OrderBudget& budget) const {
+  SelectContext context = {.columns = source.columns(first),
+                           .budget = budget,
+                           .kept = kept_.Lookup(first)};
+  read_.AddTo(first, &context.columns);
+  context.readable = ReadColumns::NamesOf(source);
+  return context;
+}
+
+uint64_t Selection::memory_bytes() const {
+  return kept_.memory_bytes() + read_.memory_bytes();
+}
+
+void Selection::AddDigests(FileDigests* digests) const {
+  kept_.AddDigests(digests);
+  read_.AddDigests(digests);
+}
+
+}  // namespace penstock
