@@ -139,7 +139,7 @@ Status ReadOptions(const nlohmann::json& request, JobOptions* options) {
                             DeliveryOf(request, options->spec));
   const DeliveryMode mode = options->delivery.mode;
   if (mode == DeliveryMode::kBroadcast && options->delivery.window == 0) {
-    options->delivery.window = options->spec.prefetch;
+    options->delivery.window = options->spec.prefetch.value_or(kPrefetchFirst);
   }
   options->world_size = request.at("world_size");
   options->local_world_size = request.at("local_world_size");

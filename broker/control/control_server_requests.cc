@@ -406,7 +406,7 @@ ControlServer::Answer ControlServer::Index(const Call& call) {
   options.consumers_max = options.local_world_size = options.world_size;
   if (options.spec.shard == ShardPolicy::kOff) {  // as attach has it
     options.delivery.mode = DeliveryMode::kBroadcast;
-    options.delivery.window = options.spec.prefetch;
+    options.delivery.window = options.spec.prefetch.value_or(kPrefetchFirst);
     options.consumers_max = std::max(options.world_size, kConsumersDefault);
   }
   Connection* const connection = call.connection;

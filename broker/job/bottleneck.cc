@@ -236,6 +236,7 @@ Bottleneck Bottleneck::Of(const RecentUse& job, const PoolUse& pool,
   const double busy = python ? found.decoding : found.pool.decoding;
   const double idle =
       python ? Share(1 - found.decoding - found.storage) : found.pool.idle;
+  found.idle = idle;
   const char* const they = python ? "its Python processes" : "workers";
   const std::vector<RecentUse::RankUse> ranks = job.ranks();
   for (const RecentUse::RankUse& rank : ranks) {
@@ -350,7 +351,6 @@ Bottleneck Bottleneck::Of(const RecentUse& job, const PoolUse& pool,
                  function_workers.longest_record,
                  static_cast<double>(function_workers.longest_ns) * 1e-9);
     } else if (idle > kIdle) {
-      // Workers are idle and a rank waits: too little is made ahead.
       found.text += ", " + they_idle + ": a larger `prefetch` may help";
     }
   }

@@ -196,6 +196,7 @@ struct Bottleneck {
   double decoding = 0;  // of its function workers' time, else of all workers'
   double storage = 0;   // likewise
   PoolUse pool;
+  double idle = 0;   // of the threads that make its rows
   std::string text;  // for people, with numbers
 
   static Bottleneck Of(const RecentUse& job, const PoolUse& pool,

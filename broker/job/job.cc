@@ -26,6 +26,8 @@ constexpr uint64_t kAskedChunkNs = 4'000'000;
 constexpr uint64_t kChunkBytesMax = 4 << 20;
 constexpr uint64_t kChunkRowsMax = 1024;
 constexpr uint64_t kFirstChunkRows = 4;  // before any row was timed
+// Share of the time: what more batches ahead could be made in.
+constexpr double kSpareWorkers = 0.2;
 // How long a stopped job waits for a row of its last step.
 constexpr uint64_t kStopWaitNs = 5'000'000'000;
 
@@ -112,13 +114,14 @@ Job::Job(JobKey key, JobOptions options, std::shared_ptr<const Dataset> dataset,
       memory_(std::move(memory)),
       segment_(std::move(segment)),
       part_of_step_(
-          PartOfStep(layout_, *dataset_, workers, options_.spec.prefetch)),
+          PartOfStep(layout_, *dataset_, workers, layout_.prefetch.number())),
       record_(std::move(record)),
       stream_(StreamOf(options_, layout_, record_.get())),
       weights_(WeightsOf(options_)),
       rows_plan_(std::make_shared<const Plan>(layout_.plan)),
       delivery_(ShapeOf(options_, layout_), layout_.plan, RingsOf(*segment_),
                 record_.get()),
+      prefetch_(layout_.prefetch),
       part_ns_(kFirstStep + StepNumbers(options_.spec)) {
   if (stream_ != nullptr) delivery_.SetAvailable(stream_->available());
   if (options_.at_end) delivery_.PlaceAtEnd();
@@ -588,7 +591,35 @@ void Job::AdvanceAll() {
 
 void Job::SetUsableSlots(uint32_t slots) {
   MutexLock lock(&mutex_);
-  delivery_.SetUsableSlots(slots);
+  populated_ = slots;
+  UseSlotsLocked();
+}
+
+void Job::TunePrefetch(const PoolUse& pool) {
+  MutexLock lock(&mutex_);
+  if (!prefetch_.automatic() || !failure_.ok()) return;
+  const auto now = std::chrono::steady_clock::now();
+  const std::chrono::duration<double> passed = now - std::exchange(tuned_, now);
+  // Relaxed: shown, and a hint.
+  const uint64_t rows = counters_.rows.load(std::memory_order_relaxed);
+  const uint64_t made = rows - std::exchange(tuned_rows_, rows);
+  const Bottleneck found = Bottleneck::Of(recent_, pool);
+  // Busy workers, producers and ranks that stand are no reason to make more
+  // ahead.
+  const bool may_help = found.idle >= kSpareWorkers &&
+                        found.what != Bottleneck::What::kProducers &&
+                        found.what != Bottleneck::What::kRank &&
+                        found.what != Bottleneck::What::kRanks;
+  if (prefetch_.Measured(passed.count(), static_cast<double>(made),
+                         may_help ? found.ranks_wait : 0)) {
+    UseSlotsLocked();
+  }
+}
+
+void Job::UseSlotsLocked() {
+  const uint32_t not_needed = prefetch_.most() - prefetch_.number();
+  delivery_.SetUsableSlots(
+      std::min(populated_, layout_.slots_per_lane - not_needed));
   AdvanceLocked();
 }
 

@@ -22,6 +22,7 @@
 #include "broker/job/bottleneck.h"
 #include "broker/job/dataset.h"
 #include "broker/job/job_options.h"
+#include "broker/job/prefetch.h"
 #include "broker/plan/plan.h"
 #include "broker/stream/stream.h"
 #include "common/segment.h"
@@ -59,6 +60,7 @@ class Job {
     uint32_t leases;
     uint64_t row_bytes;  // of the largest
     uint32_t copies;     // of every slot, one per node
+    Tuner prefetch = PrefetchOf({}, UINT64_MAX);
     // See Delivery::Shape. PlanLayout leaves them empty.
     std::vector<uint32_t> bank_nodes = {};
     std::vector<uint32_t> worker_nodes = {};
@@ -76,10 +78,11 @@ class Job {
   };
   // nodes: NUMA nodes for the slots; more than one makes banks. replicate: in
   // broadcast every node gets a copy of every slot; otherwise the slots are
-  // divided over the nodes.
+  // divided over the nodes. ahead: with slots to make more batches ahead than a
+  // job begins with (prefetch.h).
   static StatusOr<Layout> PlanLayout(const JobOptions& options,
                                      const Dataset& dataset, uint32_t nodes = 1,
-                                     bool replicate = false,
+                                     bool replicate = false, bool ahead = true,
                                      const OrderBudget& budget = {});
 
   // memory is the reservation of layout.memory_bytes(), held as long as the
@@ -188,6 +191,8 @@ class Job {
   // Sees everything that ranks have done, even if their wakes are still on the
   // way.
   void AdvanceAll();
+  // What the job makes ahead follows what limits it.
+  void TunePrefetch(const PoolUse& pool);
   // This many slots of every lane are populated.
   void SetUsableSlots(uint32_t slots);
   void Fail(const Status& status);
@@ -296,6 +301,7 @@ class Job {
   }
 
  private:
+  void UseSlotsLocked() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void AdvanceLocked() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void NoteSettledLocked() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void CheckProducersLocked() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
@@ -357,6 +363,11 @@ class Job {
   };
   std::map<uint32_t, Seen> seen_ ABSL_GUARDED_BY(mutex_);  // by rank
   RecentUse recent_ ABSL_GUARDED_BY(mutex_);
+  Tuner prefetch_ ABSL_GUARDED_BY(mutex_);
+  std::chrono::steady_clock::time_point tuned_ ABSL_GUARDED_BY(mutex_) =
+      std::chrono::steady_clock::now();
+  uint64_t tuned_rows_ ABSL_GUARDED_BY(mutex_) = 0;  // made until then
+  uint32_t populated_ ABSL_GUARDED_BY(mutex_) = 0;   // slots of every lane
   std::vector<uint32_t> banks_to_move_ ABSL_GUARDED_BY(mutex_);
   std::atomic<bool> settled_{false};  // for slots in banks
   bool moving_ ABSL_GUARDED_BY(mutex_) = true;

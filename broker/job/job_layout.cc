@@ -87,7 +87,7 @@ JobState IdentityOf(const JobOptions& options, uint64_t records,
 
 StatusOr<Job::Layout> Job::PlanLayout(const JobOptions& options,
                                       const Dataset& dataset, uint32_t nodes,
-                                      bool replicate,
+                                      bool replicate, bool ahead,
                                       const OrderBudget& budget) {
   DatasetSpec spec = options.spec;
   if (options.repeat_first) {
@@ -155,16 +155,22 @@ StatusOr<Job::Layout> Job::PlanLayout(const JobOptions& options,
   uint32_t lanes = 1;
   uint64_t leases = 0;
   uint64_t slots = 0;
+  Tuner prefetch = PrefetchOf(spec.prefetch, UINT64_MAX);
   switch (delivery.mode) {
     case DeliveryMode::kSplit:
     case DeliveryMode::kIndependent:
       lanes = options.consumers_max;
-      leases = spec.prefetch + spec.hold;
+      // Rows of a stream are retained for every slot.
+      if (ahead && !std::holds_alternative<StreamSource>(spec.source)) {
+        prefetch = PrefetchOf(spec.prefetch,
+                              lanes * row_bytes * plan.max_batch_rows(0));
+      }
+      leases = prefetch.most() + spec.hold;
       slots = leases;
       break;
     case DeliveryMode::kDynamic:
       leases = 1 + spec.hold;
-      slots = spec.prefetch + consumers * leases;
+      slots = prefetch.most() + consumers * leases;
       break;
     case DeliveryMode::kBroadcast:
       leases = delivery.window + spec.hold;
@@ -180,7 +186,7 @@ StatusOr<Job::Layout> Job::PlanLayout(const JobOptions& options,
         "{} + hold {} is more than the {} batches a rank may have",
         delivery.mode == DeliveryMode::kBroadcast
             ? Format("window {}", delivery.window)
-            : Format("prefetch {}", spec.prefetch),
+            : Format("prefetch {}", prefetch.most()),
         spec.hold, kLeasesMax);
   }
   // Of the rank with the most rows.
@@ -218,7 +224,8 @@ StatusOr<Job::Layout> Job::PlanLayout(const JobOptions& options,
                 static_cast<uint32_t>(slots),
                 static_cast<uint32_t>(leases),
                 row_bytes,
-                copies};
+                copies,
+                prefetch};
   if (forms.size() > 1) layout.ranks_min = (world_size + 1) / 2;
   layout.order_bytes = order_bytes;
   layout.selection = selection;

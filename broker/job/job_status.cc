@@ -222,6 +222,10 @@ nlohmann::json Job::StatusJson(bool with_ranks,
       {"memory_used_bytes",
        stated ? static_cast<uint64_t>(segment.st_blocks) * kStatBlockBytes : 0},
       {"copies", layout_.copies},
+      {"prefetch", prefetch_.number()},
+      {"prefetch_chosen", prefetch_.Reason([](double rows) {
+         return Format("{:.0f} samples/s", rows);
+       })},
       {"last_error", last_error_},
       {"warning", warning_}};
   if (const RowCache* const cache = dataset_->cache.get()) {

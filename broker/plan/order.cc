@@ -301,6 +301,19 @@ class Drawn final : public Derived {
   const AliasTable table_;
 };
 
+class Shuffled final : public Derived {
+ public:
+  Shuffled(std::unique_ptr<Order> of, uint64_t size, uint64_t seed)
+      : Derived(std::move(of), size), seed_(seed) {}
+  Row At(uint64_t index, uint64_t pass, Shuffling shuffling) const override {
+    return of_->At(Permutation(size(), seed_, pass)(index), pass, shuffling);
+  }
+  bool draws() const override { return true; }
+
+ private:
+  const uint64_t seed_;
+};
+
 using Parts = std::vector<std::unique_ptr<Order>>;
 
 // Orders of which another is made, which shuffles each of them alone.
@@ -736,6 +749,12 @@ StatusOr<std::unique_ptr<Order>> Repeat(std::unique_ptr<Order> of,
   const uint64_t size = of->size() * times;
   return std::unique_ptr<Order>(
       std::make_unique<Repeated>(std::move(of), size, times));
+}
+
+std::unique_ptr<Order> ShuffledEachPass(std::unique_ptr<Order> of,
+                                        uint64_t seed) {
+  const uint64_t size = of->size();
+  return std::make_unique<Shuffled>(std::move(of), size, seed);
 }
 
 std::unique_ptr<Order> Draw(std::unique_ptr<Order> of, uint64_t rows,

@@ -149,6 +149,10 @@ inline constexpr uint64_t kDrawBytes = 20;
 std::unique_ptr<Order> Draw(std::unique_ptr<Order> of, uint64_t rows,
                             uint64_t seed, std::vector<double> weights);
 
+// A pass, shuffled by the seed and anew each time, whatever else shuffles it.
+std::unique_ptr<Order> ShuffledEachPass(std::unique_ptr<Order> of,
+                                        uint64_t seed);
+
 // One after the other.
 StatusOr<std::unique_ptr<Order>> Concatenate(
     std::vector<std::unique_ptr<Order>> parts);

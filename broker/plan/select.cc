@@ -6,6 +6,7 @@
 #include <cmath>
 #include <limits>
 #include <map>
+#include <numeric>
 #include <set>
 
 #include "broker/declare/declaration.h"
@@ -144,20 +145,45 @@ Status CheckSameEachPass(const Order& order, std::string_view step) {
       order.draws() ? "" : ", or into the `select` of each part of the mix");
 }
 
-// Some of the values of a column, for a message.
+// The positions of each value, as text. InvalidArgument: it has too many.
+StatusOr<std::map<std::string, std::vector<uint64_t>>> RowsByValue(
+    const Order& order, const Column& column, const SelectContext& context) {
+  // The positions, by value and then in one list.
+  PENSTOCK_RETURN_IF_ERROR(
+      context.budget.reserve(3 * order.size() * sizeof(uint64_t)));
+  std::map<std::string, std::vector<uint64_t>> of_value;
+  for (uint64_t i = 0; i < order.size(); ++i) {
+    if (i % kRowsAtOnce == 0 && context.budget.cancelled()) {
+      return CancelledError("nobody waits any more");
+    }
+    of_value[TextOf(column.value(RecordAt(order, i)))].push_back(i);
+    if (of_value.size() > kValuesMax) {
+      return InvalidArgumentError(
+          "column '{}' has more than {} values: go by one that has fewer",
+          column.name, kValuesMax);
+    }
+  }
+  return of_value;
+}
+
+// The first values of a column, for a message: numbers by size, texts by bytes.
 std::string ValuesShown(const Order& order, const Column& column) {
   constexpr size_t kShown = 8;
+  constexpr size_t kValuesLookedAt = 1'000;
   constexpr uint64_t kLookedAt = 10'000;
-  std::set<std::string> values;
+  std::set<ColumnValue> values;
   const uint64_t looked_at = std::min(order.size(), kLookedAt);
-  for (uint64_t i = 0; i < looked_at && values.size() < kShown; ++i) {
-    values.insert(TextOf(column.value(RecordAt(order, i))));
+  uint64_t i = 0;
+  for (; i < looked_at && values.size() < kValuesLookedAt; ++i) {
+    values.insert(column.value(RecordAt(order, i)));
   }
   std::string shown;
-  for (const std::string& each : values) {
-    shown += (shown.empty() ? "" : ", ") + Quoted(each);
+  size_t count = 0;
+  for (const ColumnValue& each : values) {
+    if (++count > kShown) break;
+    shown += (shown.empty() ? "" : ", ") + Quoted(TextOf(each));
   }
-  const bool all = values.size() < kShown && looked_at == order.size();
+  const bool all = count <= kShown && i == order.size();
   return shown.empty() ? "no values" : shown + (all ? "" : ", ...");
 }
 
@@ -215,6 +241,10 @@ Status CheckFilter(const YamlValue& value, FilterStep* filter) {
   if (filter->min && filter->max && *filter->min > *filter->max) {
     return value.Required("min").Error(
         Format("{:g} is more than max, {:g}", *filter->min, *filter->max));
+  }
+  if (filter->in.empty() && value.Optional("in").present()) {
+    return value.Optional("in").Error(
+        "an empty list keeps nothing: give values");
   }
   if (!filter->in.empty() || !filter->except.empty() || filter->min ||
       filter->max || !filter->matches.empty()) {
@@ -590,21 +620,7 @@ StatusOr<std::unique_ptr<Order>> BalanceStep::Apply(
   PENSTOCK_RETURN_IF_ERROR(CheckSameEachPass(*of, "balance"));
   PENSTOCK_ASSIGN_OR_RETURN(const Column column, Find(by, context));
   const std::shared_ptr<const Order> all = std::move(of);
-  // The positions, by value and then in one list.
-  PENSTOCK_RETURN_IF_ERROR(
-      context.budget.reserve(3 * all->size() * sizeof(uint64_t)));
-  std::map<std::string, std::vector<uint64_t>> of_value;
-  for (uint64_t i = 0; i < all->size(); ++i) {
-    if (i % kRowsAtOnce == 0 && context.budget.cancelled()) {
-      return CancelledError("nobody waits any more");
-    }
-    of_value[TextOf(column.value(RecordAt(*all, i)))].push_back(i);
-    if (of_value.size() > kValuesMax) {
-      return InvalidArgumentError(
-          "column '{}' has more than {} values: go by one that has fewer", by,
-          kValuesMax);
-    }
-  }
+  PENSTOCK_ASSIGN_OR_RETURN(auto of_value, RowsByValue(*all, column, context));
   std::map<std::string, double> given(weights.begin(), weights.end());
   std::vector<double> weight_of;
   auto rows = std::make_shared<std::vector<uint64_t>>();
@@ -703,9 +719,9 @@ const Declaration<SampleStep>& SampleStep::Declared() {
   static const auto declared =
       Declaration<SampleStep>(
           "sample",
-          "Records drawn with replacement, in proportion to weights, anew in "
-          "each pass; each row has random numbers of augmentation of its own. "
-          "For exact proportions see `balance`.")
+          "Records drawn in proportion to weights, anew in each pass; each row "
+          "has random numbers of augmentation of its own. For exact "
+          "proportions of values see `balance`.")
           .Example("{by: label, weights: {0: 1, 1: 9}, rows: 10000}")
           .Optional("rows", &SampleStep::rows,
                     Maybe(WholeNumber<uint64_t>(1, kRecordsMax)),
@@ -718,10 +734,24 @@ const Declaration<SampleStep>& SampleStep::Declared() {
           .Optional("weights", &SampleStep::weights, WeightsOfValues(),
                     "of a record of each value; those that are not named have "
                     "1")
+          .Optional("replacement", &SampleStep::replacement, Bool(),
+                    "a record may come again in a pass; false: each comes once "
+                    "at most, and those of larger weight come earlier and "
+                    "more often among the rows")
           .Optional("seed", &SampleStep::seed, Seeds(),
                     "records are drawn by it")
           .Check(CheckSample);
   return declared;
+}
+
+Status WeightIsText(const std::string& column) {
+  return InvalidArgumentError(
+      "weight: column '{}' is text: give `by` and `weights` instead", column);
+}
+
+Status NoWeight(double weight, uint64_t record) {
+  return InvalidArgumentError("the weight {} of record {}: wanted 0 or more",
+                              weight, record);
 }
 
 // So that no quotient overflows.
@@ -736,6 +766,7 @@ StatusOr<std::unique_ptr<Order>> SampleStep::Apply(
         "a mix has proportions of its own: put `sample` into the `select` of "
         "its parts");
   }
+  if (!replacement) return EachOnce(std::move(of), context);
   std::vector<double> each_weight;
   if (!weight.empty() || !by.empty()) {
     PENSTOCK_RETURN_IF_ERROR(CheckSameEachPass(*of, "sample"));
@@ -761,9 +792,7 @@ StatusOr<std::unique_ptr<Order>> SampleStep::Apply(
       if (!weight.empty()) {
         const std::optional<double> number = NumberOf(value);
         if (!number) {
-          return InvalidArgumentError(
-              "weight: column '{}' is text: give `by` and `weights` instead",
-              weight);
+          return WeightIsText(weight);
         }
         each = *number;
       } else if (const auto named = of_value.find(TextOf(value));
@@ -773,9 +802,7 @@ StatusOr<std::unique_ptr<Order>> SampleStep::Apply(
       }
       sum += each;
       if (!(each >= 0) || !std::isfinite(sum)) {
-        return InvalidArgumentError(
-            "the weight {} of record {}: wanted 0 or more", each,
-            RecordAt(*of, i));
+        return NoWeight(each, RecordAt(*of, i));
       }
       each_weight.push_back(each);
     }
@@ -791,6 +818,70 @@ StatusOr<std::unique_ptr<Order>> SampleStep::Apply(
     }
   }
   return Draw(std::move(of), rows.value_or(size), seed, std::move(each_weight));
+}
+
+// Records of one weight are one part of a mix, whose share is the sum of their
+// weights; a part that has no more records drops out. So a position costs what
+// it costs in a mix, whatever was drawn before it.
+StatusOr<std::unique_ptr<Order>> SampleStep::EachOnce(
+    std::unique_ptr<Order> of, const SelectContext& context) const {
+  const auto first =
+      [this](std::unique_ptr<Order> all) -> StatusOr<std::unique_ptr<Order>> {
+    const uint64_t wanted = rows.value_or(all->size());
+    if (wanted <= all->size()) return Slice(std::move(all), 0, wanted);
+    return InvalidArgumentError(
+        "rows: {} of {} with a weight, without replacement: give at most as "
+        "many, or replacement: true",
+        wanted, Counted(all->size(), "record"));
+  };
+  if (weight.empty() && by.empty()) {
+    return first(ShuffledEachPass(std::move(of), seed));
+  }
+  PENSTOCK_RETURN_IF_ERROR(CheckSameEachPass(*of, "sample"));
+  PENSTOCK_ASSIGN_OR_RETURN(const Column column,
+                            Find(weight.empty() ? by : weight, context));
+  const std::shared_ptr<const Order> all = std::move(of);
+  PENSTOCK_ASSIGN_OR_RETURN(auto of_value, RowsByValue(*all, column, context));
+  std::map<std::string, double> given(weights.begin(), weights.end());
+  std::vector<double> shares;
+  std::vector<std::unique_ptr<Order>> parts;
+  for (auto& [value, indices] : of_value) {
+    double each = 1;
+    if (weight.empty()) {
+      const auto named = given.extract(value);
+      if (!named.empty()) each = named.mapped();
+    } else {
+      const uint64_t record = RecordAt(*all, indices[0]);
+      const std::optional<double> number = NumberOf(column.value(record));
+      if (!number) return WeightIsText(weight);
+      if (!(*number >= 0) || !std::isfinite(*number)) {
+        return NoWeight(*number, record);
+      }
+      each = *number;
+    }
+    if (each == 0) continue;
+    shares.push_back(each * static_cast<double>(indices.size()));
+    const size_t count = indices.size();
+    parts.push_back(ShuffledEachPass(
+        ListRows(
+            all,
+            std::make_shared<const std::vector<uint64_t>>(std::move(indices)),
+            0, count),
+        seed + parts.size()));
+  }
+  if (!given.empty()) return NoSuchValue(given.begin()->first, *all, column);
+  if (parts.empty()) return AllWeightsAreZero();
+  const double sum = std::accumulate(shares.begin(), shares.end(), 0.0);
+  std::vector<uint32_t> whole;
+  for (const double share : shares) {
+    constexpr double kPeriod = kMixPeriodMax / 2;  // room for those below 1
+    whole.push_back(static_cast<uint32_t>(
+        std::max(1LL, std::llround(share / sum * kPeriod))));
+  }
+  PENSTOCK_ASSIGN_OR_RETURN(std::unique_ptr<Order> mix,
+                            Mix(std::move(parts), {{0, std::move(whole)}},
+                                WhenOut::kDrop, context.budget));
+  return first(std::move(mix));
 }
 
 const Declaration<InterleaveStep>& InterleaveStep::Declared() {

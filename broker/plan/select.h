@@ -131,19 +131,23 @@ struct FoldStep {
                                          const SelectContext& context) const;
 };
 
-// Rows drawn with replacement, in proportion to weights: as PyTorch's
-// WeightedRandomSampler.
+// Rows drawn in proportion to weights: as PyTorch's WeightedRandomSampler.
 struct SampleStep {
   std::optional<uint64_t> rows;  // nullopt: as many as there are
   std::string weight;            // a column of numbers; "": see by
   std::string by;  // a column; each value has a weight. "": all have the same
   std::vector<std::pair<std::string, double>> weights;  // value, weight; else 1
+  bool replacement = true;
   uint64_t seed = 0;
   bool operator==(const SampleStep&) const = default;
 
   static const Declaration<SampleStep>& Declared();
   StatusOr<std::unique_ptr<Order>> Apply(std::unique_ptr<Order> of,
                                          const SelectContext& context) const;
+
+ private:
+  StatusOr<std::unique_ptr<Order>> EachOnce(std::unique_ptr<Order> of,
+                                            const SelectContext& context) const;
 };
 
 // As tf.data.Dataset.interleave over files.

@@ -663,9 +663,11 @@ bool JobTable::MayOpen(const JobQuery& query) const {
 }
 
 void JobTable::CheckTimeouts() {
+  const PoolUse pool = RecentPoolUse();
   for (Entry& entry : entries_) {
     if (entry.job == nullptr || entry.over) continue;
     entry.job->CheckTimeouts(workers_->UseOfFunctionWorkers(*entry.job));
+    entry.job->TunePrefetch(pool);
   }
 }
 

@@ -90,10 +90,11 @@ auto Guarded(const Body& body) -> decltype(body()) {
 // Errors name the place in the spec, or the dataset.
 StatusOr<Job::Layout> PlanLayout(const JobOptions& options,
                                  const Dataset& dataset, size_t nodes,
-                                 bool replicate, const OrderBudget& budget) {
+                                 bool replicate, bool ahead,
+                                 const OrderBudget& budget) {
   auto layout = Guarded([&] {
     return Job::PlanLayout(options, dataset, static_cast<uint32_t>(nodes),
-                           replicate, budget);
+                           replicate, ahead, budget);
   });
   if (layout.ok()) return layout;
   return Located(options.spec, layout.status());
@@ -315,18 +316,21 @@ StatusOr<std::shared_ptr<Job>> JobTable::MakeJob(const JobKey& key,
   if (progress->cancel.load()) return CancelledError("nobody waits any more");
   const std::vector<uint32_t> nodes = workers_->topology().node_numbers();
   std::shared_ptr<void> memory;
-  const auto plan = [&](bool replicate) -> StatusOr<Job::Layout> {
+  const auto plan = [&](bool replicate, bool ahead) -> StatusOr<Job::Layout> {
     PENSTOCK_ASSIGN_OR_RETURN(
         Job::Layout layout,
-        PlanLayout(options, *dataset, nodes.size(), replicate,
+        PlanLayout(options, *dataset, nodes.size(), replicate, ahead,
                    BudgetOf(key.uid, *progress)));
     PENSTOCK_ASSIGN_OR_RETURN(memory, ReserveMemory(key, options, layout));
     return layout;
   };
-  // A copy on each node if there is memory, else the nodes share one.
-  auto layout = plan(workers_->topology().unbound().empty());
-  if (layout.status().code() == StatusCode::kResourceExhausted) {
-    layout = plan(false);
+  // With room to make more ahead, and with a copy on each node, if there is
+  // memory.
+  const bool replicate = workers_->topology().unbound().empty();
+  auto layout = plan(replicate, true);
+  for (const bool copies : {replicate, false}) {
+    if (layout.status().code() != StatusCode::kResourceExhausted) break;
+    layout = plan(copies, false);
   }
   if (!layout.ok()) return layout.status();
   if (layout->segment.bank_slots > 0) {
@@ -375,7 +379,7 @@ StatusOr<std::shared_ptr<void>> JobTable::ReserveMemory(
     const bool broadcast = options.delivery.mode == DeliveryMode::kBroadcast;
     std::string smaller = "batch.size";
     if (broadcast && options.delivery.window > 1) smaller += " or window";
-    if (!broadcast && options.spec.prefetch > 1) smaller += " or prefetch";
+    if (!broadcast && layout.prefetch.most() > 1) smaller += " or prefetch";
     if (options.spec.hold > 1) smaller += " or hold";
     if (layout.order_bytes > needed / 2) {
       smaller = "the selection (select, mix) or " + smaller;
@@ -386,7 +390,7 @@ StatusOr<std::shared_ptr<void>> JobTable::ReserveMemory(
         "{}{}{}), {}; make {} smaller",
         key.name, BytesText(needed),
         Counted(layout.segment.slot_count, "batch", "batches"),
-        options.spec.prefetch, options.spec.hold,
+        layout.prefetch.most(), options.spec.hold,
         Counted(options.consumers_max, "rank"),
         Counted(layout.segment.rows_max, "row"), BytesText(layout.row_bytes),
         layout.retained_bytes == 0
@@ -587,7 +591,7 @@ uint64_t JobTable::Inspect(uint32_t uid, JobOptions options, InspectDone done) {
           PENSTOCK_ASSIGN_OR_RETURN(
               const Job::Layout layout,
               PlanLayout(options, *dataset, workers_->topology().nodes().size(),
-                         false, BudgetOf(uid, opening->progress)));
+                         false, true, BudgetOf(uid, opening->progress)));
           nlohmann::json json = OkReply();
           json["dataset"] = options.spec.name;
           json["spec"] = DatasetSpecToJson(options.spec).dump();
@@ -631,7 +635,8 @@ uint64_t JobTable::Inspect(uint32_t uid, JobOptions options, InspectDone done) {
           json["slots"] = layout.segment.slot_count;
           json["slot_rows"] = layout.segment.rows_max;
           json["row_bytes"] = layout.row_bytes;
-          json["prefetch"] = options.spec.prefetch;
+          json["prefetch"] = layout.prefetch.number();
+          json["prefetch_most"] = layout.prefetch.most();
           json["hold"] = options.spec.hold;
           const AvailableMemory room = reserved_->AvailableFor(uid);
           json["memory_left_bytes"] = room.bytes;

@@ -330,9 +330,11 @@ const Declaration<DatasetSpec>& DatasetSpec::Declared() {
                     "an epoch has exactly this many steps and then begins "
                     "again; it wraps if the data have fewer")
           .Optional("prefetch", &DatasetSpec::prefetch,
-                    WholeNumber<uint32_t>(1, kPrefetchMax),
+                    Maybe(WholeNumber<uint32_t>(1, kPrefetchMax)),
                     "finished batches per rank; with hold it determines the "
-                    "memory")
+                    "memory. By default 2; in split and independent up to 16 "
+                    "where ranks are measured to wait less with more, and "
+                    "these take at most 64 MiB in all")
           .Optional("hold", &DatasetSpec::hold,
                     WholeNumber<uint32_t>(1, kHoldMax),
                     "batches a rank may hold at once: the one in its loop, one "

@@ -44,7 +44,8 @@ struct DatasetSpec : PlanSpec {
   std::vector<TransformSpec> map;
   std::optional<CacheSpec> cache;  // this, or a snapshot
   std::optional<SnapshotSpec> snapshot;
-  uint32_t prefetch = 2;  // finished batches per rank
+  // Finished batches per rank; nothing: as many as it needs (job/prefetch.h).
+  std::optional<uint32_t> prefetch;
   // Batches a rank may hold at once: the loop's current one, one that the loop
   // keeps, and the one being requested.
   uint32_t hold = 3;

@@ -9,7 +9,8 @@ const Declaration<CastOp>& CastOp::Declared() {
   static const auto declared =
       Declaration<CastOp>("cast",
                           "Converts values: rounds to nearest even and "
-                          "saturates; to bool, all but 0 is true, NaN too.")
+                          "saturates (float16 has infinity beyond 65504); to "
+                          "bool, all but 0 is true, NaN too.")
           .Gives("any → dtype")
           .Example("{dtype: float16}")
           .Optional("feature", &CastOp::feature, FeatureNamesType(),

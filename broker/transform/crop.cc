@@ -196,7 +196,8 @@ const Declaration<RandomPixels>& RandomPixels::Declared() {
   static const auto declared = WithPadding(
       Declaration<RandomPixels>("random_pixels",
                                 "Pixels of it at random, as many as size: "
-                                "torchvision's RandomCrop.")
+                                "torchvision's RandomCrop with "
+                                "pad_if_needed.")
           .Example("{padding: 4}")
           .Optional("shorter", &RandomPixels::shorter, WholeRange(0, kSideMax),
                     kShorterText)

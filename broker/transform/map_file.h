@@ -22,6 +22,9 @@ struct MapOpening {
 
   std::vector<std::shared_ptr<const SideFile>> files;
   std::string warning;  // as Source::warning
+  void Warn(const std::string& text) {
+    warning += (warning.empty() ? "" : "; ") + text;
+  }
 
   // Number of the step that is being compiled.
   uint32_t step = 0;

@@ -15,6 +15,7 @@
 #include "broker/declare/declaration.h"
 #include "broker/index/data_file.h"
 #include "broker/index/fingerprint.h"
+#include "broker/source/text_field.h"
 #include "broker/transform/statistics_file.h"
 #include "common/printable.h"
 
@@ -26,6 +27,8 @@ constexpr uint64_t kTokensMax = uint64_t{1} << 31;
 constexpr uint64_t kCountMax = uint64_t{1} << 53;
 constexpr size_t kTokensInSpecMax = 16384;
 constexpr size_t kReadBytes = size_t{1} << 20;
+constexpr std::string_view kByteOrderMark = "\xef\xbb\xbf";
+constexpr std::string_view kStatisticsBegin = "{\"penstock_statistics\"";
 
 // So that nobody can write a file whose tokens all have one place.
 uint64_t Seed() {
@@ -180,6 +183,18 @@ StatusOr<std::shared_ptr<const Vocabulary>> Vocabulary::OfFile(
     const auto add = [&](std::string_view token) -> Status {
       ++line;
       if (token.ends_with('\r')) token.remove_suffix(1);
+      if (line == 1 && token.starts_with(kByteOrderMark)) {
+        token.remove_prefix(kByteOrderMark.size());
+      }
+      if (line == 1 && token.starts_with(kStatisticsBegin)) {
+        return InvalidArgumentError(
+            "{}: is a file of `penstock analyze`, not of tokens: write "
+            "`vocabulary: {{from: ...}}`",
+            path);
+      }
+      if (!integers && made->not_utf8_ == 0 && FindNotUtf8(token)) {
+        made->not_utf8_ = line;
+      }
       std::string wrong = made->Add(token, integers);
       if (wrong.empty()) return OkStatus();
       return InvalidArgumentError("{}:{}: {}", path, line, wrong);
@@ -224,6 +239,10 @@ StatusOr<std::shared_ptr<const Vocabulary>> Vocabulary::OfFile(
       by_file[key] = made;
     }
   }
+  if (vocabulary->not_utf8_ > 0) {
+    opening->Warn(Format("{}:{}: is not UTF-8: no text that is has this token",
+                         path, vocabulary->not_utf8_));
+  }
   opening->files.push_back(
       std::make_shared<VocabularyFile>(std::move(file), vocabulary));
   return vocabulary;
@@ -259,8 +278,9 @@ StatusOr<std::shared_ptr<const Vocabulary>> Vocabulary::OfStatistics(
     }
   }
   if (made->size() == 0) {
-    return InvalidArgumentError("{}: no token of '{}' is there {} times",
-                                from.file, name, from.min_count);
+    return InvalidArgumentError(
+        "{}: no token of '{}' has the min_count, {}: give a smaller one",
+        from.file, name, from.min_count);
   }
   uint64_t twice = 0;
   if (made->Index(&twice)) return std::shared_ptr<const Vocabulary>(made);

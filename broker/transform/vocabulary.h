@@ -82,6 +82,7 @@ class Vocabulary {
   // By hash: 1 + its number; 0: none. A power of two, half of it empty.
   std::vector<uint32_t> places_;
   std::string digest_;
+  uint64_t not_utf8_ = 0;  // the first line of the file that is not; 0: all are
 };
 
 }  // namespace penstock

@@ -7,6 +7,7 @@
 
 #include "broker/transform/mixup.h"
 #include "broker/workers/sample_quarantine.h"
+#include "common/quantity.h"
 
 namespace penstock {
 namespace {
@@ -218,10 +219,12 @@ void RowMaker::HandleError(ClaimedRows& rows, uint64_t index,
         job.CountSubstitute(error);
         return;
       }
-      job.Fail(Status(status.code(),
-                      Format("{}; the {} samples after it cannot be read "
-                             "either",
-                             error.message(), kSubstituteTries)));
+      job.Fail(Status(
+          status.code(),
+          Format("{}; {} after it cannot be read either", error.message(),
+                 Counted(
+                     std::min(kSubstituteTries, rows.claim.plan->records() - 1),
+                     "sample"))));
       return;
     case OnError::kSkip:
       rows.left_out.push_back(index);

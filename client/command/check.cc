@@ -159,10 +159,13 @@ void PrintIndex(const DatasetIndex& index, int world_size,
   line("epochs", index.epochs ? FormatCount(*index.epochs) : "forever");
   if (index.memory_bytes > 0) {
     line("memory",
-         Format("{} for {}: {} (prefetch {} and hold {} of each rank) of {} of "
-                "{}; index {}{}",
+         Format("{} for {}: {} (prefetch {}{} and hold {} of each rank) of {} "
+                "of {}; index {}{}",
                 FormatBytes(index.memory_bytes), Counted(world_size, "rank"),
                 Counted(count("slots"), "batch", "batches"), count("prefetch"),
+                count("prefetch_most") == count("prefetch")
+                    ? ""
+                    : Format(" to {}", count("prefetch_most")),
                 count("hold"), Counted(count("slot_rows"), "row"),
                 bytes("row_bytes"), bytes("index_bytes"),
                 index.retained_bytes == 0

@@ -210,7 +210,7 @@ TEST_F(CommandBenchTest, AMistakeInASpecIsToldByLineAndColumn) {
             R"({"dataset":"numbers",)"
             R"("source":{"range":{"start":0,"stop":1003,"step":1}},)"
             R"("shuffle":"none","seed":0,"map":[],)"
-            R"("batch":{"size":64,"last":"partial"},"epochs":2,"prefetch":2,)"
+            R"("batch":{"size":64,"last":"partial"},"epochs":2,)"
             R"("hold":3,"on_error":"fail"})"
             "\n");
   ExpectNothingLeft();

@@ -1,6 +1,8 @@
-"""Operations on values give what NumPy's functions give, and Keras' layers where
-Keras is installed."""
+"""Promise: operations on values give what NumPy's functions give, and, where these are
+installed, those of PyTorch, TensorFlow and Keras that OPERATIONS.md and their docstrings
+name."""
 
+import itertools
 import json
 
 import numpy as np
@@ -139,3 +141,131 @@ def test_keras(attach, numbers, tmp_path):
                                  mask_token=mask), text)
     same(got_of(penstock.hash(11, "", feature="word"), "word", words(tmp_path)),
          layers.Hashing(11, mask_value=""), text)
+
+
+# ---- each in a job of its own
+
+
+@pytest.fixture
+def after(attach, tmp_path):
+    """The feature of a dataset, or of arrays, after these operations."""
+    jobs = itertools.count()
+
+    def run(source, feature, *operations):
+        if not isinstance(source, penstock.Dataset):
+            paths = {name: tmp_path / f"{name}.npy" for name in source}
+            for name, array in source.items():  # files, since a spec has no NaN
+                np.save(paths[name], array)
+            source = penstock.Dataset.npy(paths)
+        return one_batch(attach, source.map(*operations), job=f"after-{next(jobs)}")[feature]
+
+    return run
+
+
+TEXTS = [WORDS[i % len(WORDS)].encode() for i in range(ROWS)]
+
+
+def values():
+    """Of all sizes, and none."""
+    x = np.random.default_rng(6).normal(0, 3, (ROWS, 5)).astype(np.float32)
+    x[0] = [np.nan, np.inf, -np.inf, -0.0, 0.1]
+    return x
+
+
+@pytest.mark.parametrize("smoothing", [0, 0.1, 0.3, 1])
+def test_label_smoothing_as_in_the_loss_of_pytorch_and_keras(after, numbers, smoothing):
+    torch = pytest.importorskip("torch", reason="no PyTorch")
+    logits = torch.tensor(np.random.default_rng(7).normal(0, 2, (ROWS, 5)),
+                          requires_grad=True)
+    # The gradient is softmax - target.
+    loss = torch.nn.CrossEntropyLoss(label_smoothing=smoothing, reduction="sum")
+    theirs = loss(logits, torch.tensor(numbers["label"]))
+    theirs.backward()
+    targets = (torch.softmax(logits.detach(), 1) - logits.grad).numpy()
+
+    for dtype, tolerance in (("float64", 1e-14), ("float32", 2 ** -24), ("float16", 2 ** -11)):
+        ours = after(numbers, "label", penstock.one_hot(5, dtype),
+                     penstock.label_smoothing(smoothing))
+        assert ours.dtype == dtype
+        np.testing.assert_allclose(ours, targets, rtol=0, atol=tolerance)
+    ours = after(numbers, "label", penstock.one_hot(5), penstock.label_smoothing(smoothing))
+    plain = torch.nn.CrossEntropyLoss(reduction="sum")(logits, torch.tensor(ours).double())
+    assert plain.item() == pytest.approx(theirs.item(), rel=1e-6)
+
+    keras = pytest.importorskip("keras", reason="no Keras")
+    one_hot = np.eye(5, dtype=np.float32)[numbers["label"]]
+    logits = logits.detach().numpy().astype(np.float32)
+    smoothed, given = (
+        keras.losses.CategoricalCrossentropy(from_logits=True, label_smoothing=amount)(
+            labels, logits) for amount, labels in ((smoothing, one_hot), (0, ours)))
+    assert float(smoothed) == pytest.approx(float(given), rel=1e-6)
+
+
+def test_numbers_as_pytorch(after, numbers):
+    torch = pytest.importorskip("torch", reason="no PyTorch")
+    x, n = values(), numbers["n"]
+    for low, high in ((-1, 0.1), (None, 2), (0.3, None)):
+        np.testing.assert_array_equal(
+            after({"x": x}, "x", penstock.clip(low, high, feature="x")),
+            torch.clamp(torch.tensor(x), low, high).numpy())
+    np.testing.assert_array_equal(after(numbers, "n", penstock.clip(-7, 20, feature="n")),
+                                  torch.clamp(torch.tensor(n), -7, 20).numpy())
+    np.testing.assert_array_equal(
+        after({"n": n + 50}, "n", penstock.one_hot(101, "int64", feature="n")),
+        torch.nn.functional.one_hot(torch.tensor(n + 50), 101).numpy())
+    np.testing.assert_array_equal(
+        after({"n": n, "label": numbers["label"]}, "all",
+              penstock.concatenate(["n", "label"], to="all")),
+        torch.cat([torch.tensor(n), torch.tensor(numbers["label"])[:, None]], -1).numpy())
+
+
+@pytest.mark.parametrize("pad,side", [("end", "right"), ("start", "left")])
+def test_pad_sequence_as_pytorch(after, tmp_path, pad, side):
+    torch = pytest.importorskip("torch", reason="no PyTorch")
+    tensors = [torch.frombuffer(bytearray(text), dtype=torch.uint8) if text
+               else torch.zeros(0, dtype=torch.uint8) for text in TEXTS]
+    theirs = torch.nn.utils.rnn.pad_sequence(tensors, True, 7, side).numpy()
+    longest = theirs.shape[1]
+    padding = penstock.pad_sequence(longest, 7, pad, feature="word")
+    np.testing.assert_array_equal(after(words(tmp_path), "word", padding), theirs)
+    assert after(words(tmp_path), "word_bytes", padding).tolist() == [
+        len(text) for text in TEXTS]
+
+
+@pytest.mark.parametrize("pad,theirs", [("start", "pre"), ("end", "post")])
+@pytest.mark.parametrize("cut,theirs_cut", [("start", "pre"), ("end", "post")])
+def test_pad_sequence_as_keras(after, numbers, tmp_path, pad, theirs, cut, theirs_cut):
+    keras = pytest.importorskip("keras", reason="no Keras")
+
+    def kerass(sequences, length, dtype, value):
+        return keras.utils.pad_sequences(sequences, length, dtype, theirs, theirs_cut, value)
+
+    texts = [list(text) for text in TEXTS]
+    for length in (3, 45):
+        padding = penstock.pad_sequence(length, 9, pad, cut, feature="word")
+        np.testing.assert_array_equal(after(words(tmp_path), "word", padding),
+                                      kerass(texts, length, "uint8", 9))
+        assert after(words(tmp_path), "word_bytes", padding).tolist() == [
+            min(len(text), length) for text in texts]
+    rows = numbers["x"].reshape(ROWS, 2, 2)
+    for length in (1, 5):
+        padding = penstock.pad_sequence(length, -1.5, pad, cut, feature="x")
+        np.testing.assert_array_equal(after({"x": rows}, "x", padding),
+                                      kerass(rows, length, "float32", -1.5))
+
+
+def test_numbers_as_tensorflow_and_keras(after, numbers):
+    tf = pytest.importorskip("tensorflow", reason="no TensorFlow")
+    x, n = values(), numbers["n"]
+    np.testing.assert_array_equal(after({"x": x}, "x", penstock.clip(-1, 0.1, feature="x")),
+                                  tf.clip_by_value(x, -1, 0.1).numpy())
+    # Most are out of range.
+    for dtype in ("float32", "int32", "uint8"):
+        ours = after(numbers, "n", penstock.one_hot(9, dtype, "zeros", feature="n"))
+        assert ours.dtype == dtype
+        np.testing.assert_array_equal(ours, tf.one_hot(n, 9, dtype=dtype).numpy())
+    keras = pytest.importorskip("keras", reason="no Keras")
+    pair = {"x": x, "y": x[:, :2] * 3}
+    np.testing.assert_array_equal(
+        after(pair, "both", penstock.concatenate(["y", "x"], to="both")),
+        np.asarray(keras.layers.Concatenate()([pair["y"], pair["x"]])))

@@ -120,6 +120,8 @@ PIPELINES = {
          Dataset.zip([Dataset.range(100, 150), Dataset.range(400, 450)],
                      [None, "other."])], [1, 2], when_out="drop"),
     "sample": lambda folder: Dataset.range(100).sample(80, seed=4),
+    "sample-each-once": lambda folder: labelled(folder).sample(
+        60, by="label", weights={4: 5}, replacement=False),
     "sample-by-label": lambda folder: labelled(folder).sample(
         75, by="label", weights={4: 5}),
     "balance-stop": lambda folder: labelled(folder).balance("label", when_out="stop"),

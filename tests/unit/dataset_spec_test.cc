@@ -887,7 +887,7 @@ TEST(DatasetSpecTest, TheJsonHasEveryFieldWithItsDefaultInAFixedOrder) {
       R"({"dataset":"d","source":{"range":{"start":0,"stop":9,"step":1}},)"
       R"("shuffle":"none","seed":0,)"
       R"("map":[{"flip":{"feature":"image","horizontal":0.5}}],)"
-      R"("batch":{"size":4,"last":"partial"},"epochs":1,"prefetch":2,)"
+      R"("batch":{"size":4,"last":"partial"},"epochs":1,)"
       R"("hold":3,"on_error":"fail"})");
 }
 

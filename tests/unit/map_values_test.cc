@@ -79,6 +79,7 @@ class MapValuesTest : public testing::Test {
     PENSTOCK_ASSIGN_OR_RETURN(
         program_, RowProgram::Compile(StepsOf(spec.map), spec_, {}, &opening));
     files_ = opening.files;
+    warning_ = opening.warning;
     scratch_ = program_->MakeScratch({});
     return OkStatus();
   }
@@ -156,6 +157,7 @@ class MapValuesTest : public testing::Test {
   OpenProgress progress_;
   std::unique_ptr<RowProgram> program_;
   std::vector<std::shared_ptr<const SideFile>> files_;
+  std::string warning_;
   std::unique_ptr<RowProgram::Scratch> scratch_;
   std::vector<Bytes> out_;
 };
@@ -487,6 +489,21 @@ TEST_F(MapValuesTest, AVocabularyFileHasATokenALine) {
   WriteFile("numbers.txt", "3\n7.5\n");
   EXPECT_THAT(Error("[{lookup: {feature: i, vocabulary: numbers.txt}}]"),
               HasSubstr("/numbers.txt:2: '7.5' is no whole number"));
+}
+
+TEST_F(MapValuesTest, AVocabularyFileOfAnEditorOrTheWrongFileIsTold) {
+  const std::string lookup = "[{lookup: {feature: w, vocabulary: words.txt}}]";
+  AddText("w", "Paris");
+  WriteFile("words.txt", "\xef\xbb\xbfParis\nRome\n");
+  EXPECT_THAT(Make<int64_t>(lookup), ElementsAre(1));
+  EXPECT_EQ(warning_, "");
+  WriteFile("words.txt", "Paris\nM\xfcnchen\n");
+  for (int opened = 0; opened < 2; ++opened) {
+    EXPECT_THAT(Make<int64_t>(lookup), ElementsAre(1));
+    EXPECT_THAT(warning_, HasSubstr("/words.txt:2: is not UTF-8"));
+  }
+  WriteFile("words.txt", "{\"penstock_statistics\":1,\n\"x\":2}\n");
+  EXPECT_THAT(Error(lookup), HasSubstr("write `vocabulary: {from: ...}`"));
 }
 
 TEST_F(MapValuesTest, ALargeVocabularyFindsAllOfItsTokens) {

@@ -621,6 +621,78 @@ TEST(SelectTest, ASampleIsDrawnByWeightAndWithReplacement) {
   EXPECT_THAT(wrong({.weight = "weight"}), HasSubstr("wanted 0 or more"));
 }
 
+TEST(SelectTest, ASampleWithoutReplacementHasEachRecordOnce) {
+  SelectContext context = Context();
+  context.columns.push_back(
+      {"weight", [](uint64_t record) { return record < 10 ? 0.5 : 2.0; }});
+  const std::vector<SampleStep> steps = {
+      {.weight = "weight", .replacement = false, .seed = 1},
+      {.by = "file",
+       .weights = {{"f0", 0.5}, {"f1", 2}, {"f2", 2}},
+       .replacement = false,
+       .seed = 1}};
+  for (SampleStep step : steps) {
+    const auto all = *Select({step}, AllRecords(30), context);
+    EXPECT_THAT(Records(*all), testing::WhenSorted(testing::ElementsAreArray(
+                                   Records(*AllRecords(30)))));
+    // The light ones have a ninth of the rows until the others run out.
+    step.rows = 9;
+    const auto few = *Select({step}, AllRecords(30), context);
+    EXPECT_FALSE(few->repeats());
+    EXPECT_TRUE(few->draws());
+    constexpr int kPasses = 6'000;
+    std::map<uint64_t, int> times;
+    std::set<std::vector<uint64_t>> passes;
+    for (uint64_t pass = 0; pass < kPasses; ++pass) {
+      std::set<uint64_t> records;
+      int light = 0;
+      for (uint64_t i = 0; i < few->size(); ++i) {
+        const Order::Row row = few->At(i, pass, {});
+        EXPECT_EQ(row.pass, pass);
+        EXPECT_TRUE(records.insert(row.record).second);
+        light += row.record < 10;
+        ++times[row.record];
+      }
+      EXPECT_EQ(light, 1);
+      passes.insert({records.begin(), records.end()});
+    }
+    EXPECT_GT(passes.size(), kPasses * 9 / 10);
+    // Six standard deviations.
+    for (uint64_t i = 0; i < 30; ++i) {
+      EXPECT_NEAR(times[i], i < 10 ? 600 : 2400, i < 10 ? 140 : 228) << i;
+    }
+  }
+  const auto even = *Select({SampleStep{.rows = 10, .replacement = false}},
+                            AllRecords(30), {});
+  std::map<uint64_t, int> times;
+  for (uint64_t pass = 0; pass < 3'000; ++pass) {
+    for (uint64_t i = 0; i < 10; ++i) ++times[even->At(i, pass, {}).record];
+  }
+  for (uint64_t i = 0; i < 30; ++i) EXPECT_NEAR(times[i], 1000, 155) << i;
+  const auto wrong = [&](const SampleStep& step) {
+    return Select({step}, AllRecords(30), context).status().message();
+  };
+  EXPECT_THAT(wrong({.rows = 31, .replacement = false}),
+              HasSubstr("rows: 31 of 30 records with a weight, without "
+                        "replacement: give at most as many"));
+  EXPECT_THAT(wrong({.rows = 21,
+                     .by = "file",
+                     .weights = {{"f0", 0}},
+                     .replacement = false}),
+              HasSubstr("rows: 21 of 20 records"));
+  EXPECT_THAT(wrong({.weight = "file", .replacement = false}),
+              HasSubstr("give `by` and `weights` instead"));
+  EXPECT_THAT(
+      wrong({.by = "label", .weights = {{"9", 1}}, .replacement = false}),
+      HasSubstr("no record has '9'"));
+  context.columns.back().value = [](uint64_t) { return 0.0; };
+  EXPECT_THAT(wrong({.weight = "weight", .replacement = false}),
+              HasSubstr("all weights are 0"));
+  context.columns.back().value = [](uint64_t) { return -1.0; };
+  EXPECT_THAT(wrong({.weight = "weight", .replacement = false}),
+              HasSubstr("wanted 0 or more"));
+}
+
 TEST(SelectTest, MemoryIsAskedForBeforeItIsTaken) {
   SelectContext context = Context();
   context.budget.reserve = [](uint64_t bytes) {

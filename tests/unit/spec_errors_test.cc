@@ -612,6 +612,8 @@ constexpr Case kSelectCases[] = {
      "2 is more than max, 1"},
     {"filter", "filter: {column: value, min: nan}", "filter.min",
      "wanted a number"},
+    {"filter", "filter: {column: value, in: []}", "filter.in",
+     "an empty list keeps nothing: give values"},
     {"filter", "filter: {column: value, in: 3}", "filter.in",
      "a list of at most"},
     {"filter", "filter: {in: [3]}", "filter",

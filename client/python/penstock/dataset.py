@@ -452,13 +452,14 @@ class Dataset:
     def sample(self, rows: Optional[int] = None, *, weight: Optional[str] = None,
                by: Optional[str] = None,
                weights: Optional[Mapping[Any, float]] = None,
-               seed: int = 0) -> "Dataset":
-        """Draws ``rows`` records (as many as there are) with replacement, anew in each
-        epoch, as PyTorch's WeightedRandomSampler: in proportion to the numbers in the
-        column ``weight``, or to the ``weights`` of the values of the column ``by``
-        (those that are not named have 1), or evenly."""
+               replacement: bool = True, seed: int = 0) -> "Dataset":
+        """Draws ``rows`` records (as many as there are) anew in each epoch, as
+        PyTorch's WeightedRandomSampler: in proportion to the numbers in the column
+        ``weight``, or to the ``weights`` of the values of the column ``by`` (those that
+        are not named have 1), or evenly. Without ``replacement`` each comes once at
+        most."""
         return self._select(sample=given(
-            rows=rows, weight=weight, by=by, seed=seed,
+            rows=rows, weight=weight, by=by, replacement=replacement, seed=seed,
             weights=None if weights is None else {
                 str(value): each for value, each in weights.items()}))
 
