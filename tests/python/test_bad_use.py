@@ -31,12 +31,12 @@ def test_two_attaches_of_one_rank(attach, numbers):
 def test_ranks_that_disagree(attach, numbers):
     attach(numbers, 0, 2, local_world_size=2)
     with pytest.raises(penstock.FailedPrecondition, match="batch"):
-        attach(numbers.batch(4), 1, 2, local_world_size=2)
+        attach(penstock.Dataset.range(24).batch(4), 1, 2, local_world_size=2)
 
 
 def test_a_wrong_spec_names_the_key(attach, numbers):
     with pytest.raises(penstock.InvalidArgument, match="batch"):
-        attach(numbers.batch(-1))
+        attach(penstock.Dataset.range(24).batch(-1))
 
 
 def test_no_broker(numbers, tmp_path):
