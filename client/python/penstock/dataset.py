@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import json
 import os
-from typing import Any, Callable, Dict, Mapping, Optional, Sequence, Tuple, Union
+from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple, Union
 
 from penstock.errors import InvalidArgument
 from penstock.operations import Operation
@@ -342,9 +342,8 @@ class Dataset:
             parts=[{**_part(part, "map", "batch"), "weight": weight}
                    for part, weight in zip(parts, weights)],
             when_out=when_out, block=block,
-            schedule=None if schedule is None else [
-                {"row": row, "weights": list(schedule[row])}
-                for row in sorted(schedule)]), name)._with(**_by_part(parts))
+            schedule=None if schedule is None else _schedule(schedule)),
+            name)._with(**_by_part(parts))
 
     @classmethod
     def zip(cls, parts: Sequence["Dataset"],
@@ -475,9 +474,7 @@ class Dataset:
         more records: "repeat" begins it anew until each was complete once, "stop",
         "drop", as in ``mix``."""
         return self._select(balance=given(
-            by=by, when_out=when_out,
-            weights=None if weights is None else {
-                str(value): weight for value, weight in weights.items()}))
+            by=by, when_out=when_out, weights=_weights_by_value(weights)))
 
     def sample(self, rows: Optional[int] = None, *, weight: Optional[str] = None,
                by: Optional[str] = None,
@@ -489,8 +486,7 @@ class Dataset:
         (those that are not named have 1), or evenly."""
         return self._select(sample=given(
             rows=rows, weight=weight, by=by, seed=seed,
-            weights=None if weights is None else {
-                str(value): each for value, each in weights.items()}))
+            weights=_weights_by_value(weights)))
 
     def interleave(self, files: int = 16, block: int = 1) -> "Dataset":
         """Takes ``block`` records of each of ``files`` files in turn, as tf.data does
@@ -513,7 +509,7 @@ class Dataset:
         """Selects one of several parts that have no record in common: ``of`` has the
         fraction of each, such as {"train": 0.9, "validation": 0.1}. ``by``: records with
         one value of this column stay together, also when others are added."""
-        if not isinstance(part, str):
+        if not isinstance(part, str) or not isinstance(of, Mapping):
             raise TypeError('wanted split("train", {"train": 0.9, "validation": 0.1})')
         return self._select(split=given(of=dict(of), part=part, seed=seed, by=by))
 
@@ -661,6 +657,25 @@ class Dataset:
 
     def __repr__(self) -> str:
         return f"penstock.Dataset({self.to_dict()!r})"
+
+
+def _weights_by_value(weights: Optional[Mapping[Any, float]]) -> Optional[Dict[str, float]]:
+    if weights is None:
+        return None
+    if not isinstance(weights, Mapping):
+        raise TypeError("weights: wanted a weight for each value of the column, such as "
+                        f"{{3: 2.0}}, got {weights!r}")
+    return {str(value): weight for value, weight in weights.items()}
+
+
+def _schedule(schedule: Mapping[int, Sequence[float]]) -> List[Dict[str, Any]]:
+    """The spec's list, in the order of the rows."""
+    if not isinstance(schedule, Mapping) or any(
+            not isinstance(weights, Sequence) and not hasattr(weights, "tolist")
+            or isinstance(weights, str) for weights in schedule.values()):
+        raise TypeError("schedule: wanted the weights by the row from which on they hold, "
+                        f"such as {{1000: [1, 2]}}, got {schedule!r}")
+    return [{"row": row, "weights": list(schedule[row])} for row in sorted(schedule)]
 
 
 def _part(dataset: Dataset, *apart: str) -> Dict[str, Any]:
