@@ -259,6 +259,10 @@ StatusOr<std::shared_ptr<const Vocabulary>> Vocabulary::OfStatistics(
     }
   }
   if (made->size() == 0) {
+    if (from.min_count <= 1) {
+      return InvalidArgumentError("{}: the vocabulary of '{}' is empty",
+                                  from.file, name);
+    }
     return InvalidArgumentError("{}: no token of '{}' is there {} times",
                                 from.file, name, from.min_count);
   }
