@@ -232,6 +232,11 @@ TEST_F(CommandBenchTest, HelpExplainsTheKeysOfASpec) {
             "penstock: nothing of a spec is named 'rnage'; did you mean "
             "'range'?\n");
   EXPECT_EQ(Run({"help", "rank"}).status, 2);
+  const Result general = Run({"help"});
+  EXPECT_EQ(general.status, 0);
+  EXPECT_EQ(general.err, "");
+  EXPECT_EQ(general.out, Run({"--help"}).out);
+  EXPECT_EQ(Run({"help", "--json"}).status, 2);
   EXPECT_TRUE(json::parse(Run({"help", "spec", "--json"}).out)
                   .contains(json::json_pointer("/source/range/keys/stop")));
 }
