@@ -31,6 +31,7 @@ namespace {
 using Json = nlohmann::ordered_json;
 
 constexpr int kVersion = 1;
+constexpr char kVersionKey[] = "penstock_statistics";  // a file's first key
 constexpr uint64_t kTokensMax = uint64_t{1} << 26;
 
 struct AnalyzeOptions {
@@ -152,23 +153,30 @@ Status Plot(const std::string& name, const Json& statistics, bool quiet) {
 
 StatusOr<int> Analyze(const AnalyzeOptions& options) {
   PENSTOCK_ASSIGN_OR_RETURN(SpecFile file, ReadSpecFile(options.spec));
-  PENSTOCK_RETURN_IF_ERROR(CheckCanWrite(options.out));
+  PENSTOCK_RETURN_IF_ERROR(CheckReplaces(options.out,
+                                         Format("{{\"{}\"", kVersionKey),
+                                         "file of `penstock analyze`"));
   if (!options.plot.empty()) {
-    PENSTOCK_RETURN_IF_ERROR(CheckCanWrite(options.plot));
+    PENSTOCK_RETURN_IF_ERROR(
+        CheckReplaces(options.plot, "\x89PNG", "PNG picture"));
   }
-  PENSTOCK_ASSIGN_OR_RETURN(const std::unique_ptr<PrivateBroker> broker,
-                            PrivateBroker::Start(options.broker));
+  PENSTOCK_ASSIGN_OR_RETURN(
+      const std::unique_ptr<PrivateBroker> broker,
+      PrivateBroker::Start(options.broker.Without(kReported)));
   PENSTOCK_ASSIGN_OR_RETURN(const Json spec, ParsedSpec(broker.get(), file));
   // Of one row a batch first: how large is a row?
-  PENSTOCK_ASSIGN_OR_RETURN(const Json of_one, SpecToAnalyze(spec, 1));
+  PENSTOCK_ASSIGN_OR_RETURN(const AnalyzedSpec of_one, SpecToAnalyze(spec, 1));
   SpecFile adapted = file;
-  adapted.text = of_one.dump();
-  PENSTOCK_ASSIGN_OR_RETURN(const DatasetIndex index,
-                            IndexDataset(broker->AsCall(), adapted, 1));
+  adapted.name = "";
+  adapted.text = of_one.spec.dump();
+  const StatusOr<DatasetIndex> indexed =
+      IndexDataset(broker->AsCall(), adapted, 1);
+  if (!indexed.ok()) return InFile(indexed.status(), file, of_one.steps);
+  const DatasetIndex& index = *indexed;
   PENSTOCK_RETURN_IF_ERROR(index.CheckHasRows(file));
-  PENSTOCK_ASSIGN_OR_RETURN(const Json to_read,
+  PENSTOCK_ASSIGN_OR_RETURN(const AnalyzedSpec to_read,
                             SpecToAnalyze(spec, RowsAtOnce(index)));
-  const AllRecords all = {broker->socket(), to_read.dump(),
+  const AllRecords all = {broker->socket(), to_read.spec.dump(),
                           UniqueJobName("analyze"), index.records, "analyzing"};
   StatisticsOptions of;
   of.tokens_max = options.tokens_max;
@@ -177,11 +185,11 @@ StatusOr<int> Analyze(const AnalyzeOptions& options) {
       const std::string result,
       InTakingProcess(broker.get(), [&] { return Analyzed(all, of); }));
   Json statistics = {
-      {"penstock_statistics", kVersion},
+      {kVersionKey, kVersion},
       {"dataset", index.dataset},
       {"fingerprint", TextField(index.answer, "source_fingerprint")},
       {"source", spec["source"]},
-      {"map", to_read["map"]}};
+      {"map", to_read.spec["map"]}};
   statistics.update(Json::parse(result));
   const std::string text =
       statistics.dump(-1, ' ', false, Json::error_handler_t::replace);
@@ -189,7 +197,9 @@ StatusOr<int> Analyze(const AnalyzeOptions& options) {
   if (!options.plot.empty()) {
     PENSTOCK_RETURN_IF_ERROR(Plot(options.plot, statistics, options.json));
   }
-  ReportBroken(statistics["broken"], "left out of the statistics");
+  ReportWarning(index);
+  ReportBroken(statistics["broken"], "left out of the statistics",
+               "be read or made");
   WarnOfConstants(statistics["features"]);
   if (options.json) {
     Print(stdout, "{}\n", text);

@@ -142,9 +142,16 @@ def test_what_a_file_lacks_is_told(attach, tmp_path, arrays):
                                            feature="label")).batch(1))
     # Statistics of a training set, for a validation set: a warning.
     np.save(tmp_path / "x.npy", arrays["x"][:10])
+    other = (penstock.Dataset.npy({"x": tmp_path / "x.npy"})
+             .map(penstock.normalize(feature="x", from_=stats)).batch(1))
     with pytest.warns(UserWarning, match="statistics of other data"):
-        attach(penstock.Dataset.npy({"x": tmp_path / "x.npy"})
-               .map(penstock.normalize(feature="x", from_=stats)).batch(1), job="other")
+        attach(other, job="other")
+    # `check` says it once: not in penstockd's log as well.
+    (tmp_path / "spec.yaml").write_text(other.to_yaml())
+    done = subprocess.run([PENSTOCK, "check", tmp_path / "spec.yaml"],
+                          stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert done.stderr.count("statistics of other data") == 1, done.stderr
+    assert done.stderr.startswith("penstock: warning: dataset 'npy': ")
 
 
 def test_constants_and_values_that_are_no_numbers_are_told(attach, tmp_path):
@@ -198,8 +205,9 @@ def test_words_and_broken_records(attach, tmp_path):
         "word": {"max_bytes": 16}, "n": {"dtype": "int64"}}}}
     done = analyze(tmp_path, spec_of(source), "--plot", "stats.png")
     assert done.returncode == 0
-    assert "2 records broken, left out of the statistics: 2 damaged" in done.stderr
-    assert "rows.jsonl, line 4: not JSON" in done.stderr
+    assert done.stderr.startswith("penstock: left out of the statistics: 2 records that "
+                                  "could not be read or made:\n")
+    assert done.stderr.count("rows.jsonl, line 4: not JSON") == 1  # and not by penstockd
     assert (tmp_path / "stats.png").read_bytes().startswith(b"\x89PNG")
     assert "word" in done.stdout and "█" in done.stdout
     found = json.loads((tmp_path / "stats.json").read_text())
@@ -210,6 +218,28 @@ def test_words_and_broken_records(attach, tmp_path):
     assert dict(map(tuple, of["vocabulary"])) == counts
     assert of["bytes"]["max"] == len("Zürich".encode())
     assert "word_bytes" not in found["features"]
+
+
+def test_a_file_of_others_is_not_replaced(tmp_path):
+    for option, words in (("--out", "is no file of `penstock analyze`"),
+                          ("--plot", "is no PNG picture")):
+        (tmp_path / "rows.csv").write_text("a,b\n1,2\n")
+        done = analyze(tmp_path, spec_of({"range": 4}), option, "rows.csv")
+        assert done.returncode == 1 and words in done.stderr
+        assert (tmp_path / "rows.csv").read_text() == "a,b\n1,2\n"
+        (tmp_path / "rows.csv").write_text("")
+        for _ in range(2):  # an empty file, and one of its own
+            assert analyze(tmp_path, spec_of({"range": 4}), option,
+                           "rows.csv").returncode == 0
+
+
+def test_an_error_has_the_numbers_of_the_steps_of_the_spec(tmp_path):
+    done = analyze(tmp_path, spec_of({"range": 4}, [
+        {"cast": {"feature": "value", "dtype": "float32"}},
+        {"normalize": {"feature": "value", "from": "none.json"}},
+        {"rename": {"features": {"value": "x"}}},
+        {"cast": {"feature": "y", "dtype": "float32"}}]))
+    assert done.stderr.startswith("penstock: spec.yaml: map[3].cast: no feature 'y'")
 
 
 def test_bad_arguments(tmp_path):
