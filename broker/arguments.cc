@@ -52,6 +52,10 @@ void DeclareArguments(CLI::App* app, Arguments* arguments) {
                 "with --describe-spec: all of it, for programs");
   app->add_flag("--private", arguments->private_broker,
                 "serve this user only, for one command (penstock run)");
+  app->add_option("--without-message", arguments->without_message,
+                  "with --private: leave this message out of the log, because "
+                  "the command tells it (penstock check)")
+      ->type_name("NAME");
   app->add_option("--replay", arguments->replay,
                   "make every row of this spec's plan serially, write its id "
                   "and CRC-32 to "

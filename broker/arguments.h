@@ -4,6 +4,7 @@
 #define BROKER_ARGUMENTS_H_
 
 #include <string>
+#include <vector>
 
 #include "broker/workers/replay.h"
 
@@ -25,6 +26,7 @@ struct Arguments {
   bool describe_messages = false;
   bool json = false;
   bool private_broker = false;
+  std::vector<std::string> without_message;
   std::string replay;
   ReplayOptions replay_options;
   std::string replay_weights;

@@ -742,6 +742,11 @@ int Main(int argc, char** argv) {
     return DescribeTo(stdout, arguments);
   }
   if (arguments.private_broker) SetLogLevel(LogLevel::kWarning);
+  for (const std::string& name : arguments.without_message) {
+    if (LeaveOutOfLog(name)) continue;
+    Log<"wrong-usage">(Format("--without-message: no message is '{}'", name));
+    return 2;
+  }
 
   const Status status =
       arguments.replay.empty() && arguments.measure_reads.empty()

@@ -273,9 +273,10 @@ PENSTOCK_API int penstock_stop_job(penstock_reader* reader, int32_t now);
 /* Gives the mix that the job's dataset is other weights, one for each part, for
  * all ranks: from the first step that nobody has begun to make, or, if epoch is
  * not negative, from this row of this epoch on. One process calls it. The
- * change is a part of every state from then on. Errors: INVALID_ARGUMENT (no
- * mix, wrong weights), FAILED_PRECONDITION (the row is made already; a job of
- * several hosts needs an epoch and a row, the same on each), UNAVAILABLE. */
+ * change is a part of every state from then on, and the last of its `weights`
+ * says the epoch and the row. Errors: INVALID_ARGUMENT (no mix, wrong weights),
+ * FAILED_PRECONDITION (the row is made already; a job of several hosts needs an
+ * epoch and a row, the same on each), UNAVAILABLE. */
 PENSTOCK_API int penstock_set_weights(penstock_reader* reader,
                                       const double* weights, uint32_t count,
                                       int64_t epoch, int64_t row);

@@ -10,8 +10,6 @@
 namespace penstock {
 namespace {
 
-constexpr char kVersionKey[] = "penstock_kept_records";
-
 uint64_t CountOf(std::span<const std::byte> bits) {
   uint64_t count = 0;
   for (const std::byte byte : bits) {
@@ -36,7 +34,7 @@ std::string KeptRecordsText(KeptRecordsHeader* header, std::string_view bits) {
   header->kept = CountOf(bytes);
   header->checksum = ChecksumOf(bytes);
   const nlohmann::ordered_json json = {
-      {kVersionKey, KeptRecordsHeader::kVersion},
+      {KeptRecordsHeader::kVersionKey, KeptRecordsHeader::kVersion},
       {"records", header->records},
       {"kept", header->kept},
       {"data", header->data},
@@ -70,7 +68,7 @@ StatusOr<KeptRecordsHeader> ParseKeptRecordsHeader(std::string_view text,
       },
       /*allow_exceptions=*/false);
   // find() of what is no object finds nothing.
-  const auto version = json.find(kVersionKey);
+  const auto version = json.find(KeptRecordsHeader::kVersionKey);
   if (version == json.end() || !version->is_number_unsigned()) {
     return NoKeptRecords("its first line has no header");
   }

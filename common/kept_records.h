@@ -28,6 +28,7 @@ namespace penstock {
 
 struct KeptRecordsHeader {
   static constexpr int kVersion = 1;
+  static constexpr char kVersionKey[] = "penstock_kept_records";  // comes first
   static constexpr size_t kLineBytesMax = 8192;  // with its end
   static constexpr uint64_t kRecordsMax = uint64_t{1} << 53;
 

@@ -186,9 +186,11 @@ constexpr AnswerField kSlots[] = {
 };
 
 constexpr AnswerField kRowsFailed[] = {
-    {"damaged", kCount, "truncated, corrupt or of another shape"},
+    {"damaged", kCount,
+     "truncated, corrupt, of another shape, or refused by a step or a "
+     "function"},
     {"missing", kCount, "of files that are gone"},
-    {"other", kCount, "of reads and functions that failed, and so on"},
+    {"other", kCount, "of reads that failed, and so on"},
 };
 
 constexpr AnswerField kBottleneck[] = {

@@ -2,6 +2,7 @@
 
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
 #include <cerrno>
 #include <chrono>
@@ -26,6 +27,7 @@ struct Output {
   LogLimiter limiter ABSL_GUARDED_BY(mutex);
   std::unique_ptr<Journald> journald;  // nullptr: lines
   std::atomic<uint64_t> lost{0};       // messages that journald did not take
+  std::vector<const LogMessage*> left_out;  // set before threads are started
 };
 Output& TheOutput() {
   static Output* const output = new Output;
@@ -149,6 +151,15 @@ bool IsLogged(LogLevel level) {
   return level >= least_level.load(std::memory_order_relaxed);
 }
 
+bool LeaveOutOfLog(std::string_view name) {
+  for (const LogMessage& message : kLogMessages) {
+    if (message.name != name) continue;
+    TheOutput().left_out.push_back(&message);
+    return true;
+  }
+  return false;
+}
+
 void LogToJournal() {
   if (IsJournal(STDERR_FILENO)) LogToJournalAt(kJournalSocket);
 }
@@ -184,6 +195,10 @@ void FlushLog(bool all) {
 
 void WriteLog(const LogMessage& message, std::span<const LogValue> values) {
   Output& output = TheOutput();
+  if (std::find(output.left_out.begin(), output.left_out.end(), &message) !=
+      output.left_out.end()) {
+    return;
+  }
   std::vector<HeldBack> before;
   {
     MutexLock lock(&output.mutex);

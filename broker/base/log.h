@@ -25,6 +25,10 @@ namespace penstock {
 // Suppresses messages below `least`; default kInfo.
 void SetLogLevel(LogLevel least);
 
+// Messages of this name are not written. To be called before threads are
+// started. False: messages.h has none of it.
+bool LeaveOutOfLog(std::string_view name);
+
 // From now on entries go to systemd's journal, if that is what standard error
 // is. To be called once, before threads are started.
 void LogToJournal();

@@ -4,6 +4,7 @@
 #include <iterator>
 
 #include "common/format.h"
+#include "common/printable.h"
 #include "common/quantity.h"
 
 namespace penstock {
@@ -18,6 +19,35 @@ std::string BytesText(uint64_t bytes) {
   }
   return unit == 0 ? Counted(bytes, "byte")
                    : Format("{:.1f} {}", value, kUnits[unit]);
+}
+
+std::string ShortError(std::string_view message) {
+  constexpr size_t kBytes = 300;
+  constexpr size_t kFirstBytes = 200;
+  const size_t line = message.find('\n');
+  if (line == message.npos) {
+    return Printable(message.substr(0, kBytes)) +
+           (message.size() > kBytes ? " ..." : "");
+  }
+  std::string text;
+  std::string_view rest = message;
+  if (message.size() > kBytes) {
+    const std::string_view first =
+        message.substr(0, std::min(line, kFirstBytes));
+    text = Printable(first) + "\n...";
+    rest = message.substr(message.size() - (kBytes - first.size()));
+    // From the beginning of a line, if one begins there.
+    const size_t begin = rest.find('\n');
+    if (begin != rest.npos && begin + 1 < rest.size()) {
+      rest.remove_prefix(begin + 1);
+    }
+  }
+  while (!rest.empty()) {
+    const size_t end = std::min(rest.find('\n'), rest.size());
+    text += (text.empty() ? "" : "\n") + Printable(rest.substr(0, end));
+    rest.remove_prefix(std::min(end + 1, rest.size()));
+  }
+  return text;
 }
 
 std::string RanksText(const std::vector<uint32_t>& ranks) {

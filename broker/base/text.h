@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <string>
+#include <string_view>
 #include <vector>
 
 namespace penstock {
@@ -12,6 +13,10 @@ namespace penstock {
 std::string BytesText(uint64_t bytes);
 // "rank 3", "ranks 0, 3 and 4"; after the first eight: "... and 12 more".
 std::string RanksText(const std::vector<uint32_t>& ranks);
+// Of an error with foreign text, lines that are safe to print: of a long one
+// its first line and its end, where a traceback has the exception. At most 300
+// bytes of it.
+std::string ShortError(std::string_view message);
 // Describes a job that no rank is attached to.
 std::string AllGoneText(const std::vector<uint32_t>& waits_for, double kept_s);
 

@@ -818,10 +818,9 @@ void Job::LeaveOut(OpenBatch* share, uint64_t row, const Status& error) {
 
 void Job::NoteErrorLocked(const std::string& message) {
   constexpr size_t kFirst = 5;
-  constexpr size_t kShownBytes = 300;
   last_error_ = message;
   if (first_errors_.size() < kFirst) {
-    first_errors_.push_back(Printable(message.substr(0, kShownBytes)));
+    first_errors_.push_back(ShortError(message));
   }
 }
 

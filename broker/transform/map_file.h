@@ -21,8 +21,11 @@ struct MapOpening {
   std::function<std::string()> fingerprint = [] { return std::string(); };
 
   std::vector<std::shared_ptr<const SideFile>> files;
-  std::string warning;  // as Source::warning
+  std::string warning;  // as Source::warning; several are joined by "; "
+
+  // Adds it, unless it is there: steps may be compiled more than once.
   void Warn(const std::string& text) {
+    if (warning.find(text) != warning.npos) return;
     warning += (warning.empty() ? "" : "; ") + text;
   }
 

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <nlohmann/json.hpp>
+#include <utility>
 
 #include "broker/declare/declaration.h"
 #include "broker/transform/path_builder.h"
@@ -15,6 +16,8 @@ namespace {
 constexpr size_t kChannelsMax = 8192;
 constexpr double kMeanMax = 1e30;
 constexpr double kStdMin = 1e-30;
+// What a feature of one value has, as in Keras.
+constexpr double kLeastStd = 1e-7;
 
 Status CheckStd(const YamlValue& value, NormalizeOp* op) {
   for (const char* key : {"mean", "std"}) {
@@ -67,12 +70,42 @@ std::vector<double> NumbersOf(const nlohmann::json& of, const char* key) {
   return numbers;
 }
 
+// What the statistics of a feature say that normalize cannot mend.
+void WarnOf(const nlohmann::json& of, const std::string& name,
+            const std::vector<double>& std, const NormalizeOp& op,
+            MapOpening* opening) {
+  const auto zeros =
+      static_cast<size_t>(std::count(std.begin(), std.end(), 0.0));
+  if (zeros > 0) {
+    const std::string which =
+        std.size() == 1 ? Format("the std of '{}' is 0", name)
+                        : Format("the std of '{}' is 0 in {} of {} channels",
+                                 name, zeros, std.size());
+    opening->Warn(Format(
+        "{}: {}, because all values were the same: normalize divides by {}",
+        op.from, which, kLeastStd));
+  }
+  std::string kinds;
+  for (const auto& [key, kind] :
+       {std::pair("nan", "NaN"), std::pair("infinite", "infinite")}) {
+    const auto found = of.find(key);
+    if (found == of.end() || !found->is_number_unsigned() || *found == 0) {
+      continue;
+    }
+    kinds += Format("{}{} {}", kinds.empty() ? "" : " and ",
+                    found->get<uint64_t>(), kind);
+  }
+  if (kinds.empty()) return;
+  opening->Warn(
+      Format("{}: '{}' had {} values, which mean and std leave out: normalize "
+             "leaves them as they are",
+             op.from, name, kinds));
+}
+
 // With the mean and std of the file.
 StatusOr<NormalizeOp> WithStatistics(const NormalizeOp& op,
                                      const PathBuilder& path,
                                      int64_t channels) {
-  // What a feature of one value has, as in Keras.
-  constexpr double kLeastStd = 1e-7;
   const Feature& feature = path.feature();
   PENSTOCK_ASSIGN_OR_RETURN(
       const nlohmann::json of,
@@ -91,6 +124,7 @@ StatusOr<NormalizeOp> WithStatistics(const NormalizeOp& op,
           feature.ToString(), channels);
     }
   }
+  WarnOf(of, feature.name, known.std, op, path.opening());
   // It has them of the values themselves.
   const double divisor = feature.dtype == DType::kUint8 ? 255 : 1;
   for (double& each : known.mean) each /= divisor;

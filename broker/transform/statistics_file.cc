@@ -48,8 +48,11 @@ StatusOr<nlohmann::json> StatisticsOf(const std::string& path,
                                       MapOpening* opening) {
   constexpr char kRemedy[] =
       "`penstock analyze SPEC.yaml --out FILE` writes it";
-  PENSTOCK_ASSIGN_OR_RETURN(DataFile file,
-                            DataFile::Open(path, *opening->progress->access));
+  StatusOr<DataFile> opened = DataFile::Open(path, *opening->progress->access);
+  if (opened.status().code() == StatusCode::kNotFound) {
+    return NotFoundError("{}; {}", opened.status().message(), kRemedy);
+  }
+  PENSTOCK_ASSIGN_OR_RETURN(DataFile file, std::move(opened));
   PENSTOCK_ASSIGN_OR_RETURN(const std::string text,
                             ReadAll(file, opening->progress));
   // find() of what is no object finds nothing.
@@ -75,11 +78,11 @@ StatusOr<nlohmann::json> StatisticsOf(const std::string& path,
   const std::string own = opening->fingerprint();
   if (data != json.end() && data->is_string() && !own.empty() && *data != "" &&
       *data != own) {
-    opening->warning = Format(
-        "{} has the statistics of other data: right for a validation or test "
-        "set of the same; if these are the data meant, run `penstock analyze` "
-        "again",
-        path);
+    opening->Warn(
+        Format("{} has the statistics of other data: right for a validation or "
+               "test set of the same; if these are the data meant, run "
+               "`penstock analyze` again",
+               path));
   }
   Fingerprint fingerprint("statistics");
   fingerprint.Add(text);

@@ -278,9 +278,12 @@ StatusOr<std::shared_ptr<const Vocabulary>> Vocabulary::OfStatistics(
     }
   }
   if (made->size() == 0) {
-    return InvalidArgumentError(
-        "{}: no token of '{}' has the min_count, {}: give a smaller one",
-        from.file, name, from.min_count);
+    if (from.min_count <= 1) {
+      return InvalidArgumentError("{}: the vocabulary of '{}' is empty",
+                                  from.file, name);
+    }
+    return InvalidArgumentError("{}: no token of '{}' is there {} times",
+                                from.file, name, from.min_count);
   }
   uint64_t twice = 0;
   if (made->Index(&twice)) return std::shared_ptr<const Vocabulary>(made);

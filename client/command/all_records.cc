@@ -96,16 +96,26 @@ StatusOr<Json> TakeAllRecords(
   return broken;
 }
 
-void ReportBroken(const Json& broken, const std::string& what) {
+void ReportBroken(const Json& broken, const std::string& what,
+                  const std::string& could_not) {
   const uint64_t count = broken.value("count", uint64_t{0});
   if (count == 0) return;
-  PrintError(Format("{} broken, {}: {} damaged, {} missing, {} other",
-                    Counted(FormatCount(count), "record"), what,
-                    broken.value("damaged", 0), broken.value("missing", 0),
-                    broken.value("other", 0)));
-  for (const Json& each : broken.value("first", Json::array())) {
-    PrintError("  " + Printable(each.get<std::string>()));
-  }
+  const uint64_t gone = broken.value("missing", uint64_t{0});
+  const Json first = broken.value("first", Json::array());
+  PrintError(Format(
+      "{}: {} that could not {}{}{}", what,
+      Counted(FormatCount(count), "record"), could_not,
+      gone > 0 ? Format(" (the files of {} are gone)", FormatCount(gone)) : "",
+      first.empty()          ? ""
+      : first.size() < count ? "; the first of them:"
+                             : ":"));
+  for (const Json& each : first) PrintError("  " + each.get<std::string>());
+}
+
+void ReportWarning(const DatasetIndex& index) {
+  const std::string text = TextField(index.answer, "source_warning");
+  if (text.empty()) return;
+  PrintError(Format("warning: dataset '{}': {}", index.dataset, text));
 }
 
 uint64_t RowsAtOnce(const DatasetIndex& index) {

@@ -5,6 +5,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <initializer_list>
 #include <nlohmann/json.hpp>
 #include <string>
 
@@ -36,9 +37,16 @@ StatusOr<nlohmann::ordered_json> TakeAllRecords(
     const std::function<void(const ElementSpec& features)>& begin,
     const std::function<void(const penstock_batch* batch)>& add);
 
-// Prints what was left out, if anything was. what: "left out of ...".
-void ReportBroken(const nlohmann::ordered_json& broken,
-                  const std::string& what);
+// Prints what was left out, if anything was. what: "left out of ...";
+// could_not: "be read".
+void ReportBroken(const nlohmann::ordered_json& broken, const std::string& what,
+                  const std::string& could_not);
+// Prints what the broker warns of.
+void ReportWarning(const DatasetIndex& index);
+
+// The messages of penstockd's log that these two tell.
+inline constexpr std::initializer_list<const char*> kReported = {
+    "job-warning", "sample-skipped", "sample-substituted"};
 
 // Rows of a batch of a sensible size.
 uint64_t RowsAtOnce(const DatasetIndex& index);

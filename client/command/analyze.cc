@@ -6,6 +6,9 @@
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <optional>
+#include <span>
+#include <utility>
+#include <vector>
 
 #include "client/command/all_records.h"
 #include "client/command/analyze_spec.h"
@@ -28,6 +31,7 @@ namespace {
 using Json = nlohmann::ordered_json;
 
 constexpr int kVersion = 1;
+constexpr char kVersionKey[] = "penstock_statistics";  // a file's first key
 constexpr uint64_t kTokensMax = uint64_t{1} << 26;
 
 struct AnalyzeOptions {
@@ -70,21 +74,67 @@ std::string Shown(const Json& of, const char* key) {
   return Format("{:.4g}", (*overall)[key].get<double>());
 }
 
+// A count that is there or not.
+std::string ShownCount(const Json& of, const char* key) {
+  return of.contains(key) ? FormatCount(of[key].get<uint64_t>()) : "";
+}
+
+bool AnyHas(const Json& features, const char* key) {
+  return std::any_of(features.begin(), features.end(),
+                     [key](const Json& of) { return of.contains(key); });
+}
+
 void PrintTable(const Json& statistics) {
   constexpr size_t kColumns = 16;  // of 64 bins, 4 each
-  Table table({"feature", "dtype", ">mean", ">std", ">min", ">max", ">distinct",
-               "histogram"});
-  for (const auto& [name, of] : statistics["features"].items()) {
+  const Json& features = statistics["features"];
+  std::vector<std::string> heads = {"feature", "dtype", ">mean",
+                                    ">std",    ">min",  ">max"};
+  std::vector<std::pair<const char*, const char*>> counts;
+  if (AnyHas(features, "nan")) counts.emplace_back("nan", ">NaN");
+  if (AnyHas(features, "infinite"))
+    counts.emplace_back("infinite", ">infinite");
+  counts.emplace_back("distinct", ">distinct");
+  for (const auto& [key, head] : counts) heads.push_back(head);
+  heads.push_back("histogram");
+  Table table(std::move(heads));
+  for (const auto& [name, of] : features.items()) {
     std::string dtype = of["dtype"].get<std::string>();
     dtype += " " + of["shape"].dump();
-    table.AddRow({name, dtype, Shown(of, "mean"), Shown(of, "std"),
-                  Shown(of, "min"), Shown(of, "max"),
-                  of.contains("distinct")
-                      ? FormatCount(of["distinct"].get<uint64_t>())
-                      : std::string(),
-                  SmallHistogram(CountsToPlot(of), kColumns)});
+    std::vector<std::string> row = {name,
+                                    dtype,
+                                    Shown(of, "mean"),
+                                    Shown(of, "std"),
+                                    Shown(of, "min"),
+                                    Shown(of, "max")};
+    for (const auto& [key, head] : counts) row.push_back(ShownCount(of, key));
+    row.push_back(SmallHistogram(CountsToPlot(of), kColumns));
+    table.AddRow(std::move(row));
   }
   Print(stdout, "{}", table.ToString());
+}
+
+// Of features, and of channels, whose values are all the same.
+void WarnOfConstants(const Json& features) {
+  constexpr size_t kShown = 8;
+  std::vector<std::string> constant;
+  for (const auto& [name, of] : features.items()) {
+    const auto std = of.find("std");
+    if (std == of.end()) continue;
+    const auto zeros = std::count(std->begin(), std->end(), 0.0);
+    if (zeros == 0) continue;
+    constant.push_back(std->size() == 1
+                           ? Format("'{}'", Printable(name))
+                           : Format("{} of {} channels of '{}'", zeros,
+                                    std->size(), Printable(name)));
+  }
+  if (constant.empty()) return;
+  const size_t shown = std::min(constant.size(), kShown);
+  PrintError(Format(
+      "warning: all values are the same, so that the std is 0, "
+      "of {}{}",
+      JoinText(std::span(constant).first(shown), ", "),
+      constant.size() > shown ? Format(" and {} more", constant.size() - shown)
+                              : ""));
 }
 
 Status Plot(const std::string& name, const Json& statistics, bool quiet) {
@@ -103,23 +153,30 @@ Status Plot(const std::string& name, const Json& statistics, bool quiet) {
 
 StatusOr<int> Analyze(const AnalyzeOptions& options) {
   PENSTOCK_ASSIGN_OR_RETURN(SpecFile file, ReadSpecFile(options.spec));
-  PENSTOCK_RETURN_IF_ERROR(CheckCanWrite(options.out));
+  PENSTOCK_RETURN_IF_ERROR(CheckReplaces(options.out,
+                                         Format("{{\"{}\"", kVersionKey),
+                                         "file of `penstock analyze`"));
   if (!options.plot.empty()) {
-    PENSTOCK_RETURN_IF_ERROR(CheckCanWrite(options.plot));
+    PENSTOCK_RETURN_IF_ERROR(
+        CheckReplaces(options.plot, "\x89PNG", "PNG picture"));
   }
-  PENSTOCK_ASSIGN_OR_RETURN(const std::unique_ptr<PrivateBroker> broker,
-                            PrivateBroker::Start(options.broker));
+  PENSTOCK_ASSIGN_OR_RETURN(
+      const std::unique_ptr<PrivateBroker> broker,
+      PrivateBroker::Start(options.broker.Without(kReported)));
   PENSTOCK_ASSIGN_OR_RETURN(const Json spec, ParsedSpec(broker.get(), file));
   // Of one row a batch first: how large is a row?
-  PENSTOCK_ASSIGN_OR_RETURN(const Json of_one, SpecToAnalyze(spec, 1));
+  PENSTOCK_ASSIGN_OR_RETURN(const AnalyzedSpec of_one, SpecToAnalyze(spec, 1));
   SpecFile adapted = file;
-  adapted.text = of_one.dump();
-  PENSTOCK_ASSIGN_OR_RETURN(const DatasetIndex index,
-                            IndexDataset(broker->AsCall(), adapted, 1));
+  adapted.name = "";
+  adapted.text = of_one.spec.dump();
+  const StatusOr<DatasetIndex> indexed =
+      IndexDataset(broker->AsCall(), adapted, 1);
+  if (!indexed.ok()) return InFile(indexed.status(), file, of_one.steps);
+  const DatasetIndex& index = *indexed;
   PENSTOCK_RETURN_IF_ERROR(index.CheckHasRows(file));
-  PENSTOCK_ASSIGN_OR_RETURN(const Json to_read,
+  PENSTOCK_ASSIGN_OR_RETURN(const AnalyzedSpec to_read,
                             SpecToAnalyze(spec, RowsAtOnce(index)));
-  const AllRecords all = {broker->socket(), to_read.dump(),
+  const AllRecords all = {broker->socket(), to_read.spec.dump(),
                           UniqueJobName("analyze"), index.records, "analyzing"};
   StatisticsOptions of;
   of.tokens_max = options.tokens_max;
@@ -128,11 +185,11 @@ StatusOr<int> Analyze(const AnalyzeOptions& options) {
       const std::string result,
       InTakingProcess(broker.get(), [&] { return Analyzed(all, of); }));
   Json statistics = {
-      {"penstock_statistics", kVersion},
+      {kVersionKey, kVersion},
       {"dataset", index.dataset},
       {"fingerprint", TextField(index.answer, "source_fingerprint")},
       {"source", spec["source"]},
-      {"map", to_read["map"]}};
+      {"map", to_read.spec["map"]}};
   statistics.update(Json::parse(result));
   const std::string text =
       statistics.dump(-1, ' ', false, Json::error_handler_t::replace);
@@ -140,7 +197,10 @@ StatusOr<int> Analyze(const AnalyzeOptions& options) {
   if (!options.plot.empty()) {
     PENSTOCK_RETURN_IF_ERROR(Plot(options.plot, statistics, options.json));
   }
-  ReportBroken(statistics["broken"], "left out of the statistics");
+  ReportWarning(index);
+  ReportBroken(statistics["broken"], "left out of the statistics",
+               "be read or made");
+  WarnOfConstants(statistics["features"]);
   if (options.json) {
     Print(stdout, "{}\n", text);
   } else {

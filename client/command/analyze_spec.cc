@@ -31,7 +31,7 @@ bool NeedsStatistics(const std::string& name, const Json& op) {
 class Steps {
  public:
   // False: the map ends here.
-  bool Add(const std::string& name, Json op) {
+  bool Add(const std::string& name, Json op, size_t number) {
     if (NeedsStatistics(name, op)) {
       for (std::string& each : NamesIn(op, "feature")) {
         ended_.insert(std::move(each));
@@ -39,12 +39,19 @@ class Steps {
       return true;
     }
     if (ended_.empty()) {
-      kept_.push_back({{name, std::move(op)}});
+      Keep(name, std::move(op), number);
       return true;
     }
     if (name == "python" || name == "plugin") return false;
-    if (name == "rename") return AddRename(std::move(op));
-    if (name == "select") return AddSelect(std::move(op));
+    if (name == "rename") {
+      for (const auto& [from, to] : op["features"].items()) {
+        if (ended_.erase(from) > 0) ended_.insert(to.get<std::string>());
+      }
+    }
+    if (name == "rename" || name == "select") {
+      Keep(name, std::move(op), number);
+      return true;
+    }
     if (name == "concatenate") {
       for (const std::string& each : NamesIn(op, "features")) {
         if (ended_.count(each) == 0) continue;
@@ -62,32 +69,27 @@ class Steps {
       if (left.empty()) return true;
       op[key] = std::move(left);
     }
-    kept_.push_back({{name, std::move(op)}});
+    Keep(name, std::move(op), number);
     return true;
   }
 
   Json Take() { return std::move(kept_); }
+  std::vector<size_t> TakeNumbers() { return std::move(numbers_); }
 
  private:
-  bool AddRename(Json op) {
-    for (const auto& [from, to] : op["features"].items()) {
-      if (ended_.erase(from) > 0) ended_.insert(to.get<std::string>());
-    }
-    kept_.push_back({{"rename", std::move(op)}});
-    return true;
-  }
-  bool AddSelect(Json op) {
-    kept_.push_back({{"select", std::move(op)}});
-    return true;
+  void Keep(const std::string& name, Json op, size_t number) {
+    kept_.push_back({{name, std::move(op)}});
+    numbers_.push_back(number);
   }
 
   Json kept_ = Json::array();
+  std::vector<size_t> numbers_;
   std::set<std::string> ended_;
 };
 
 }  // namespace
 
-StatusOr<Json> SpecToAnalyze(const Json& spec, uint64_t batch_rows) {
+StatusOr<AnalyzedSpec> SpecToAnalyze(const Json& spec, uint64_t batch_rows) {
   if (spec.at("source").contains("tensors")) {
     return FailedPreconditionError(
         "its values are in the spec (tensors): NumPy has their statistics at "
@@ -104,8 +106,9 @@ StatusOr<Json> SpecToAnalyze(const Json& spec, uint64_t batch_rows) {
   }
   Json made = spec;
   Steps steps;
+  size_t number = 0;
   for (const Json& each : spec.at("map")) {
-    if (!steps.Add(each.begin().key(), each.begin().value())) break;
+    if (!steps.Add(each.begin().key(), each.begin().value(), number++)) break;
   }
   made["map"] = steps.Take();
   made["shuffle"] = "none";
@@ -113,7 +116,7 @@ StatusOr<Json> SpecToAnalyze(const Json& spec, uint64_t batch_rows) {
   made["epochs"] = 1;
   made.erase("steps_per_epoch");
   made["on_error"] = "skip";
-  return made;
+  return AnalyzedSpec{std::move(made), steps.TakeNumbers()};
 }
 
 }  // namespace penstock

@@ -5,15 +5,21 @@
 
 #include <cstdint>
 #include <nlohmann/json.hpp>
+#include <vector>
 
 #include "common/status.h"
 
 namespace penstock {
 
+struct AnalyzedSpec {
+  nlohmann::ordered_json spec;
+  std::vector<size_t> steps;  // of each step of its `map`: the number it had
+};
+
 // Of a canonical spec. FailedPrecondition: its values are in the spec itself
 // (tensors), or a function takes what statistics are to make.
-StatusOr<nlohmann::ordered_json> SpecToAnalyze(
-    const nlohmann::ordered_json& spec, uint64_t batch_rows);
+StatusOr<AnalyzedSpec> SpecToAnalyze(const nlohmann::ordered_json& spec,
+                                     uint64_t batch_rows);
 
 }  // namespace penstock
 #endif  // CLIENT_COMMAND_ANALYZE_SPEC_H_

@@ -126,6 +126,7 @@ void PrintJson(const DatasetIndex& index, const BenchResult& result) {
     json["duplicated"] = check->duplicated;
     json["misplaced"] = check->misplaced;
     json["corrupt"] = check->corrupt;
+    json["repeated"] = check->repeated;
   }
   if (!result.digests.empty()) {
     json["order_digest_per_epoch"] = result.digests;
@@ -133,6 +134,23 @@ void PrintJson(const DatasetIndex& index, const BenchResult& result) {
   Print(stdout, "{}\n",
         json.dump(-1, ' ', false,
                   nlohmann::ordered_json::error_handler_t::replace));
+}
+
+std::string VerifiedText(const RowCheck& check) {
+  const std::string samples = Counted(FormatCount(check.verified), "sample");
+  if (!check.ok()) {
+    return Format("{}; missing {}, duplicated {}, misplaced {}, corrupt {}",
+                  samples, check.missing, check.duplicated, check.misplaced,
+                  check.corrupt);
+  }
+  if (check.repeated == 0) {
+    return Format("all {}: each once, in its place, with the right bytes",
+                  samples);
+  }
+  return Format(
+      "all {}: each in its place, with the right bytes; {} of them come again "
+      "in their epoch, as the spec says",
+      samples, FormatCount(check.repeated));
 }
 
 void PrintTable(const DatasetIndex& index, const BenchResult& result) {
@@ -160,14 +178,7 @@ void PrintTable(const DatasetIndex& index, const BenchResult& result) {
          Counted(FormatCount(result.sum.redelivered), "batch", "batches"));
   }
   if (const std::optional<RowCheck>& check = result.check) {
-    line("verified",
-         check->ok()
-             ? Format("all {}: each once, in its place, with the right bytes",
-                      Counted(FormatCount(check->verified), "sample"))
-             : Format("{}; missing {}, duplicated {}, "
-                      "misplaced {}, corrupt {}",
-                      Counted(check->verified, "sample"), check->missing,
-                      check->duplicated, check->misplaced, check->corrupt));
+    line("verified", VerifiedText(*check));
   }
   for (size_t i = 0; i < result.digests.size(); ++i) {
     line(i == 0 ? "order per epoch" : "", result.digests[i]);
@@ -295,7 +306,8 @@ Subcommand AddBench(CLI::App& app) {
   bench->add_flag("--touch,!--no-touch", options->touch,
                   "Read one byte of every cache line (default: on)");
   bench->add_flag("--verify", options->verify,
-                  "Verify that every sample comes once, in its place, with the "
+                  "Verify that every sample comes as often as the spec has it "
+                  "(once, unless it repeats some), in its place, with the "
                   "right bytes; takes 40 bytes of memory per sample");
   bench->add_flag("--order-digest", options->order_digest,
                   "Print a hash of the order of the samples, one per epoch");

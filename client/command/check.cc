@@ -283,8 +283,9 @@ StatusOr<int> Check(const CheckOptions& options) {
     PENSTOCK_ASSIGN_OR_RETURN(SpecFile file, ReadSpecFile(spec));
     files.push_back(std::move(file));
   }
-  PENSTOCK_ASSIGN_OR_RETURN(const std::unique_ptr<PrivateBroker> broker,
-                            PrivateBroker::Start(options.broker));
+  PENSTOCK_ASSIGN_OR_RETURN(
+      const std::unique_ptr<PrivateBroker> broker,
+      PrivateBroker::Start(options.broker.Without({"job-warning"})));
   if (options.syntax) {
     for (const SpecFile& file : files) {
       PENSTOCK_RETURN_IF_ERROR(

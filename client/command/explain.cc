@@ -107,11 +107,18 @@ Advice AdviceToMake(const Measurements& measured,
                            MadeWith(measured, kMoreProcessors) /
                                std::max(measured.made_per_s, 1e-9));
   advice.text = Format(
-      "Making rows is the narrowest, and {} takes {} % of it: half of its time "
-      "saved gives {}{}, all of it {}{}.",
-      NameOf(*largest), Percent(share), TimesText(half.times), ThenText(half),
-      std::isfinite(without.times) ? TimesText(without.times) : "any rate",
-      ThenText(without));
+      "Making rows is the narrowest, and {} takes {} % of it: half of "
+      "its time saved",
+      NameOf(*largest), Percent(share));
+  // Where the next stage ends the gain of the half, the whole gains no more.
+  advice.text +=
+      half.limit != nullptr
+          ? Format(", or all of it, gives {}{}.", TimesText(half.times),
+                   ThenText(half))
+          : Format(" gives {}, all of it {}{}.", TimesText(half.times),
+                   std::isfinite(without.times) ? TimesText(without.times)
+                                                : "any rate",
+                   ThenText(without));
   advice.gain = std::max(half.times, more.times);
   advice.text += Format(" {} more processors give {}{}.", kMoreProcessors,
                         TimesText(more.times), ThenText(more));

@@ -5,6 +5,9 @@
 #include <array>
 #include <cstdlib>
 #include <filesystem>
+#include <numeric>
+#include <string>
+#include <vector>
 
 #include "client/command/all_records.h"
 #include "client/command/first_batch.h"
@@ -181,36 +184,73 @@ void PrintJson(const Json& json) {
 
 // broken: null if the file was there already.
 void Tell(const FilterOptions& options, const KeptRecordsHeader& header,
-          uint64_t rows, const Json& broken) {
+          uint64_t judged, const Json& broken) {
   if (options.json) {
     PrintJson({{"file", options.out},
                {"records", header.records},
                {"kept", header.kept},
-               {"judged", rows},
+               {"judged", judged},
                {"broken", broken}});
   } else if (broken.is_null()) {
     Print(stdout, "{}: is up to date: {} kept\n", options.out,
           Counted(FormatCount(header.kept), "record"));
   } else {
+    const uint64_t all = judged + broken.value("count", uint64_t{0});
     Print(stdout,
           "{}: {} of {} kept; use it with\n"
           "  select: [filter: {{records: {}}}]\n",
           options.out, FormatCount(header.kept),
-          Counted(FormatCount(rows), "record"), options.out);
+          Counted(FormatCount(all), "record"), options.out);
   }
+}
+
+// The step of the function, which is an argument of this command and of no
+// file.
+std::string StepOf(const FilterOptions& options) {
+  return Format("map[{}]", options.steps);
+}
+
+// An error about the spec whose rows are the function's answers.
+Status OfFilter(const Status& status, const SpecFile& file,
+                const FilterOptions& options) {
+  const std::string_view message = status.message();
+  const size_t at = message.find(StepOf(options) + ".python");
+  const size_t end = message.find(": ", at);
+  if (at != message.npos && end != message.npos) {
+    return Status(status.code(),
+                  Format("FUNCTION: {}", message.substr(end + 2)));
+  }
+  std::vector<size_t> steps(options.steps);
+  std::iota(steps.begin(), steps.end(), size_t{0});
+  return InFile(status, file, steps);
+}
+
+// An error of one record, likewise.
+std::string OfRecord(std::string message, const FilterOptions& options) {
+  const std::string step = StepOf(options) + " python ";
+  if (const size_t at = message.find(step); at != message.npos) {
+    message.erase(at, step.size());
+  }
+  return message;
 }
 
 StatusOr<int> Filter(const FilterOptions& options) {
   PENSTOCK_ASSIGN_OR_RETURN(SpecFile file, ReadSpecFile(options.spec));
-  PENSTOCK_RETURN_IF_ERROR(CheckCanWrite(options.out));
-  PENSTOCK_ASSIGN_OR_RETURN(const std::unique_ptr<PrivateBroker> broker,
-                            PrivateBroker::Start(options.broker));
+  PENSTOCK_RETURN_IF_ERROR(CheckReplaces(
+      options.out, Format("{{\"{}\"", KeptRecordsHeader::kVersionKey),
+      "file of `penstock filter`"));
+  PENSTOCK_ASSIGN_OR_RETURN(
+      const std::unique_ptr<PrivateBroker> broker,
+      PrivateBroker::Start(options.broker.Without(kReported)));
   PENSTOCK_ASSIGN_OR_RETURN(const Json spec, ParsedSpec(broker.get(), file));
   PENSTOCK_ASSIGN_OR_RETURN(const Json of_one, SpecToFilter(spec, options, 1));
   SpecFile adapted = file;
+  adapted.name = "";
   adapted.text = of_one.dump();
-  PENSTOCK_ASSIGN_OR_RETURN(const DatasetIndex index,
-                            IndexDataset(broker->AsCall(), adapted, 1));
+  const StatusOr<DatasetIndex> indexed =
+      IndexDataset(broker->AsCall(), adapted, 1);
+  if (!indexed.ok()) return OfFilter(indexed.status(), file, options);
+  const DatasetIndex& index = *indexed;
   KeptRecordsHeader header;
   header.records = CountField(index.answer, "source_records").value_or(0);
   header.data = TextField(index.answer, "source_fingerprint");
@@ -230,23 +270,34 @@ StatusOr<int> Filter(const FilterOptions& options) {
                             SpecToFilter(spec, options, RowsAtOnce(index)));
   const AllRecords all = {broker->socket(), to_read.dump(),
                           UniqueJobName("filter"), index.records, "judging"};
-  PENSTOCK_ASSIGN_OR_RETURN(const std::string result,
-                            InTakingProcess(broker.get(), [&] {
-                              return JudgeAll(all, header.records);
-                            }));
-  const size_t line = result.find('\n');
-  const Json head = Json::parse(result.substr(0, line), nullptr, false);
+  const StatusOr<std::string> result = InTakingProcess(
+      broker.get(), [&] { return JudgeAll(all, header.records); });
+  if (!result.ok()) {
+    return Status(result.status().code(),
+                  OfRecord(result.status().message(), options));
+  }
+  const size_t line = result->find('\n');
+  Json head = Json::parse(result->substr(0, line), nullptr, false);
+  Json& broken = head["broken"];
+  if (broken.contains("first")) {
+    for (Json& each : broken["first"]) {
+      each = OfRecord(each.get<std::string>(), options);
+    }
+  }
   const std::string text =
-      KeptRecordsText(&header, std::string_view(result).substr(line + 1));
-  if (!options.json) ReportBroken(head["broken"], "left out");
-  const uint64_t rows = head["rows"].get<uint64_t>();
+      KeptRecordsText(&header, std::string_view(*result).substr(line + 1));
+  if (!options.json) {
+    ReportWarning(index);
+    ReportBroken(broken, "left out", "be read or judged");
+  }
+  const uint64_t judged = head["rows"].get<uint64_t>();
   if (header.kept == 0) {
     return FailedPreconditionError("{} keeps none of {}: nothing is written",
                                    options.function,
-                                   Counted(FormatCount(rows), "record"));
+                                   Counted(FormatCount(judged), "record"));
   }
   PENSTOCK_RETURN_IF_ERROR(WriteWhole(options.out, text));
-  Tell(options, header, rows, head["broken"]);
+  Tell(options, header, judged, broken);
   return 0;
 }
 
@@ -275,7 +326,17 @@ Subcommand AddFilter(CLI::App& app) {
                    "It gets a row as a dict of arrays, and returns True to "
                    "keep the record or False")
       ->type_name("MODULE:FUNCTION")
-      ->required();
+      ->required()
+      ->check([](const std::string& function) {
+        const size_t colon = function.find(':');
+        const bool is_name =
+            colon != function.npos && colon > 0 && colon + 1 < function.size();
+        return is_name ? std::string()
+                       : Format(
+                             "'{}': wanted MODULE:FUNCTION, such as "
+                             "quality:is_clean",
+                             Printable(function));
+      });
   filter->add_option("--out", options->out, "The file to write")
       ->type_name("FILE")
       ->capture_default_str();

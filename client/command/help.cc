@@ -20,7 +20,18 @@ struct HelpOptions {
   bool json = false;
 };
 
-StatusOr<int> Help(const HelpOptions& options) {
+StatusOr<int> Help(const CLI::App& app, const HelpOptions& options) {
+  if (options.topic.empty()) {
+    if (options.json) {
+      PrintError("`penstock help` has no JSON; `penstock help spec` has");
+      return kExitUsage;
+    }
+    // Of the command: app.help() is that of the subcommand that was chosen.
+    Print(stdout, "{}",
+          app.get_formatter()->make_help(&app, app.get_name(),
+                                         CLI::AppFormatMode::Normal));
+    return 0;
+  }
   PENSTOCK_ASSIGN_OR_RETURN(const std::string program, FindPenstockd());
   std::vector<std::string> words = {program};
   if (options.topic != "spec") {
@@ -49,8 +60,8 @@ Subcommand AddHelp(CLI::App& app) {
       "Explain the keys of a spec, its sources and operations, those of "
       "penstockd's configuration, or the messages of its log");
   const auto options = std::make_shared<HelpOptions>();
-  help->add_option("TOPIC", options->topic, "spec, config or messages")
-      ->required()
+  help->add_option("TOPIC", options->topic,
+                   "spec, config or messages; none: the list of commands")
       ->check(CLI::IsMember({"spec", "config", "messages"}));
   help->add_option("NAME", options->name,
                    "Of spec: a source, an operation, shuffle, batch or a crop");
@@ -62,7 +73,7 @@ Subcommand AddHelp(CLI::App& app) {
       "  penstock help spec image_folder\n"
       "  penstock help config\n"
       "  penstock help messages");
-  return {help, [options] { return Help(*options); }};
+  return {help, [&app, options] { return Help(app, *options); }};
 }
 
 }  // namespace penstock

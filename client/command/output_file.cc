@@ -5,6 +5,7 @@
 
 #include <cerrno>
 #include <filesystem>
+#include <fstream>
 
 #include "common/fd.h"
 
@@ -34,6 +35,19 @@ Status CheckCanWrite(const std::string& name) {
     return OkStatus();
   }
   return ErrnoError(errno, "cannot write '" + name + "'");
+}
+
+Status CheckReplaces(const std::string& name, std::string_view begins,
+                     std::string_view what) {
+  PENSTOCK_RETURN_IF_ERROR(CheckCanWrite(name));
+  std::ifstream file(name, std::ios::binary);
+  std::string there(begins.size(), '\0');
+  file.read(there.data(), static_cast<std::streamsize>(there.size()));
+  there.resize(static_cast<size_t>(file.gcount()));
+  if (there.empty() || there == begins) return OkStatus();
+  return FailedPreconditionError(
+      "'{}' is there and is no {}: name another output, or remove it", name,
+      what);
 }
 
 Status WriteWhole(const std::string& name, const std::string& text) {

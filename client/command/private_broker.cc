@@ -108,6 +108,16 @@ Status PrivateBroker::Listen() {
   return OkStatus();
 }
 
+PrivateBrokerOptions PrivateBrokerOptions::Without(
+    std::initializer_list<const char*> messages) const {
+  PrivateBrokerOptions options = *this;
+  for (const char* message : messages) {
+    options.arguments.insert(options.arguments.end(),
+                             {"--without-message", message});
+  }
+  return options;
+}
+
 StatusOr<std::unique_ptr<PrivateBroker>> PrivateBroker::Start(
     const PrivateBrokerOptions& options) {
   PENSTOCK_RETURN_IF_ERROR(CheckInterrupt());

@@ -23,6 +23,7 @@
 
 #include <chrono>
 #include <functional>
+#include <initializer_list>
 #include <map>
 #include <memory>
 #include <optional>
@@ -53,6 +54,9 @@ struct PrivateBrokerOptions {
 
   // --workers and --memory-limit.
   void AddTo(CLI::App* app);
+  // With a log that lacks these messages, because the command tells them.
+  PrivateBrokerOptions Without(
+      std::initializer_list<const char*> messages) const;
 };
 
 // $PENSTOCKD, else next to this program, else the build tree's, else in PATH.

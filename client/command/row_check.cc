@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <map>
 #include <tuple>
+#include <utility>
 
 #include "common/format.h"
 
@@ -96,6 +97,16 @@ RowCheck CheckRows(std::vector<RowRecord>& expected,
     check.misplaced += both;
     check.missing += rows.expected - both;
     check.duplicated += rows.delivered - both;
+  }
+  const auto sample = [](const RowRecord& row) {
+    return std::pair(row.epoch, row.sample_id);
+  };
+  std::sort(expected.begin(), expected.end(),
+            [&](const RowRecord& a, const RowRecord& b) {
+              return sample(a) < sample(b);
+            });
+  for (size_t i = 1; i < expected.size(); ++i) {
+    if (sample(expected[i]) == sample(expected[i - 1])) ++check.repeated;
   }
   return check;
 }

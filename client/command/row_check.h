@@ -1,5 +1,6 @@
-// Proves that every sample came exactly once: compares the delivered rows with
-// the plan's, made another way.
+// Proves that every sample came as often as planned, which is once unless the
+// spec repeats some: compares the delivered rows with the plan's, made another
+// way.
 #ifndef CLIENT_COMMAND_ROW_CHECK_H_
 #define CLIENT_COMMAND_ROW_CHECK_H_
 
@@ -33,10 +34,14 @@ struct RowCheck {
   uint64_t missing = 0;     // not delivered in its epoch
   uint64_t duplicated = 0;  // delivered too often in its epoch
 
+  // Expected rows whose sample its epoch has before: of `repeat`, `sample`,
+  // `shard: off` and so on.
+  uint64_t repeated = 0;
+
   bool ok() const { return corrupt + misplaced + missing + duplicated == 0; }
 };
 
-// Sorts both.
+// Changes the order of both.
 RowCheck CheckRows(std::vector<RowRecord>& expected,
                    std::vector<RowRecord>& delivered);
 

@@ -1,6 +1,8 @@
 #include "client/command/spec_file.h"
 
+#include <charconv>
 #include <filesystem>
+#include <string_view>
 
 #include "client/command/json_field.h"
 #include "common/message.h"
@@ -24,6 +26,36 @@ StatusOr<SpecFile> ReadSpecFile(const std::string& name) {
   PENSTOCK_ASSIGN_OR_RETURN(file.text,
                             ReadTextFile("spec file", name, kSpecBytesMax));
   return file;
+}
+
+Status InFile(const Status& status, const SpecFile& file,
+              const std::vector<size_t>& steps) {
+  constexpr std::string_view kSpec = "spec: ";
+  constexpr std::string_view kDataset = "dataset '";
+  constexpr std::string_view kMap = "map[";
+  std::string_view rest = status.message();
+  const bool is_of_spec = rest.starts_with(kSpec);
+  if (is_of_spec) {
+    rest.remove_prefix(kSpec.size());
+  } else if (rest.starts_with(kDataset)) {
+    const size_t end = rest.find("': ");
+    if (end == rest.npos) return status;
+    rest.remove_prefix(end + 3);
+  }
+  const bool is_of_map = rest.starts_with(kMap);
+  if (status.ok() || (!is_of_spec && !is_of_map)) return status;
+  if (is_of_map) {
+    size_t step = 0;
+    const char* const digits = rest.data() + kMap.size();
+    const auto read = std::from_chars(digits, rest.data() + rest.size(), step);
+    if (read.ec == std::errc() && step < steps.size()) {
+      const std::string_view after =
+          rest.substr(static_cast<size_t>(read.ptr - rest.data()));
+      return Status(status.code(),
+                    Format("{}: map[{}{}", file.name, steps[step], after));
+    }
+  }
+  return Status(status.code(), Format("{}: {}", file.name, rest));
 }
 
 const nlohmann::json& DatasetIndex::SourceOf(const char* kind) const {

@@ -29,6 +29,12 @@ struct SpecFile {
 // InvalidArgument "FILE:LINE:COLUMN: ...". Errors: NotFound and so on.
 StatusOr<SpecFile> ReadSpecFile(const std::string& name);
 
+// An error about a spec that a command has made of a file, and whose request
+// had no file name: with the file's name, and the numbers that steps of `map`
+// have there. steps: of each step of the made spec. Such a spec has no lines.
+Status InFile(const Status& status, const SpecFile& file,
+              const std::vector<size_t>& steps);
+
 // The broker's description of the opened source.
 struct DatasetIndex {
   std::string dataset;  // its name

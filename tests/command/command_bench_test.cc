@@ -72,6 +72,24 @@ TEST_F(CommandBenchTest, EverySampleComesOnceInOneOrderForAnyRanksAndWorkers) {
   }
 }
 
+TEST_F(CommandBenchTest, SamplesThatTheSpecRepeatsAreNotSaidToComeOnce) {
+  const char* const kSpec =
+      "dataset: numbers\nsource:\n  range: {stop: 100}\nbatch: {size: 8}\n";
+  Spec(kSpec);
+  EXPECT_THAT(
+      Run({"bench", "--dataset", "train.yaml", "--ranks", "2", "--verify"}).out,
+      HasSubstr("all 100 samples: each once, in its place, with the "
+                "right bytes\n"));
+  Spec(std::string(kSpec) + "select: [repeat: 3]\n");
+  EXPECT_THAT(
+      Run({"bench", "--dataset", "train.yaml", "--ranks", "2", "--verify"}).out,
+      HasSubstr("all 300 samples: each in its place, with the right "
+                "bytes; 200 of them come again in their epoch, as the "
+                "spec says\n"));
+  Spec(std::string(kSpec) + "shard: off\n");
+  EXPECT_EQ(Bench({"--ranks", "2", "--verify"})["repeated"], 100);
+}
+
 TEST_F(CommandBenchTest, PaddingAndDroppedRowsAreVerifiedToo) {
   for (const auto& [last, samples] :
        {std::pair("pad", 1003), std::pair("drop", 960)}) {
@@ -232,6 +250,11 @@ TEST_F(CommandBenchTest, HelpExplainsTheKeysOfASpec) {
             "penstock: nothing of a spec is named 'rnage'; did you mean "
             "'range'?\n");
   EXPECT_EQ(Run({"help", "rank"}).status, 2);
+  const Result general = Run({"help"});
+  EXPECT_EQ(general.status, 0);
+  EXPECT_EQ(general.err, "");
+  EXPECT_EQ(general.out, Run({"--help"}).out);
+  EXPECT_EQ(Run({"help", "--json"}).status, 2);
   EXPECT_TRUE(json::parse(Run({"help", "spec", "--json"}).out)
                   .contains(json::json_pointer("/source/range/keys/stop")));
 }

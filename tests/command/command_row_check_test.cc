@@ -1,6 +1,6 @@
 // Promise: `penstock bench --verify` calls a run verified only if each sample
-// came exactly once, at its position, with its bytes. Method: made-up lists of
-// rows with one kind of fault each.
+// came as often as planned, at its position, with its bytes. Method: made-up
+// lists of rows with one kind of fault each.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -104,6 +104,21 @@ TEST(RowCheckTest, PaddingIsNotCounted) {
   expected.push_back(Row(0, 2, 0, 0, -1));
   std::vector<RowRecord> delivered = Plan();
   ExpectCounts(CheckRows(expected, delivered), 16, 0, 0, 0, 0);
+}
+
+TEST(RowCheckTest, SamplesThatAnEpochHasAgainAreCounted) {
+  std::vector<RowRecord> expected = Plan();
+  std::vector<RowRecord> delivered = Plan();
+  EXPECT_EQ(CheckRows(expected, delivered).repeated, 0u);
+  for (const uint64_t step : {7u, 8u}) {
+    expected.push_back(Row(1, step, 0, 0, 3));
+    expected.push_back(Row(1, step, 0, 1, -1));  // padding is no sample
+  }
+  delivered = expected;
+  const RowCheck check = CheckRows(expected, delivered);
+  EXPECT_TRUE(check.ok());
+  EXPECT_EQ(check.verified, 18u);
+  EXPECT_EQ(check.repeated, 2u);
 }
 
 // The order of a global batch 0..n, divided over this many ranks.

@@ -73,6 +73,14 @@ TEST(ExplainTest, TheStepThatTakesMostIsNamedWithItsShare) {
   EXPECT_THAT(advice.gain, DoubleNear(3000.0 / 1900, 1e-9));
 }
 
+TEST(ExplainTest, AGainThatTheNextStageEndsIsToldOnce) {
+  Measurements measured = Pictures();
+  measured.cold->per_s = 2280;
+  EXPECT_THAT(AdviceOf(measured).text,
+              HasSubstr("70 % of it: half of its time saved, or all of it, "
+                        "gives 1.20 x, then storage limits. 2 more"));
+}
+
 TEST(ExplainTest, ASmallerPictureIsToldAsMeasured) {
   Measurements measured = Pictures();
   measured.smaller = Measurements::Smaller{0, "112 x 112", 2500};

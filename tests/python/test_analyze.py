@@ -131,14 +131,67 @@ def test_what_a_file_lacks_is_told(attach, tmp_path, arrays):
     (tmp_path / "other.json").write_text('{"penstock_statistics": 2, "features": {}}')
     for name, error in (("other.json", penstock.InvalidArgument),
                         ("none.json", penstock.NotFound)):
-        with pytest.raises(error, match=name):
+        with pytest.raises(error, match=f"{name}.*`penstock analyze SPEC.yaml --out FILE`"):
             attach(dataset.map(penstock.normalize(feature="x", from_=tmp_path / name))
                    .batch(1))
+    (tmp_path / "none.json").write_text(json.dumps({
+        "penstock_statistics": 1, "features": {"label": {"vocabulary": []}}}))
+    with pytest.raises(penstock.InvalidArgument,
+                       match="none.json: the vocabulary of 'label' is empty"):
+        attach(dataset.map(penstock.lookup(penstock.vocabulary(tmp_path / "none.json"),
+                                           feature="label")).batch(1))
     # Statistics of a training set, for a validation set: a warning.
     np.save(tmp_path / "x.npy", arrays["x"][:10])
+    other = (penstock.Dataset.npy({"x": tmp_path / "x.npy"})
+             .map(penstock.normalize(feature="x", from_=stats)).batch(1))
     with pytest.warns(UserWarning, match="statistics of other data"):
-        attach(penstock.Dataset.npy({"x": tmp_path / "x.npy"})
-               .map(penstock.normalize(feature="x", from_=stats)).batch(1), job="other")
+        attach(other, job="other")
+    # `check` says it once: not in penstockd's log as well.
+    (tmp_path / "spec.yaml").write_text(other.to_yaml())
+    done = subprocess.run([PENSTOCK, "check", tmp_path / "spec.yaml"],
+                          stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert done.stderr.count("statistics of other data") == 1, done.stderr
+    assert done.stderr.startswith("penstock: warning: dataset 'npy': ")
+
+
+def test_constants_and_values_that_are_no_numbers_are_told(attach, tmp_path):
+    x = np.arange(ROWS, dtype=np.float32).repeat(2).reshape(-1, 2)
+    x[:, 1] = 4
+    y = np.arange(ROWS, dtype=np.float32)
+    y[3:6] = np.nan
+    y[6:8] = [np.inf, -np.inf]
+    for name, array in (("x", x), ("y", y), ("one", np.full(ROWS, 7))):
+        np.save(tmp_path / f"{name}.npy", array)
+    names = ["x", "y", "one"]
+    spec = spec_of({"npy": {"features": {name: f"{name}.npy" for name in names}}})
+    done = analyze(tmp_path, spec)
+    assert done.returncode == 0
+    assert done.stderr == ("penstock: warning: all values are the same, so that the std is 0, "
+                           "of 1 of 2 channels of 'x', 'one'\n")
+    table = [line.split() for line in done.stdout.splitlines()[:4]]
+    assert table[0][6:9] == ["NaN", "infinite", "distinct"]
+    assert table[2][0] == "y" and table[2][7:9] == ["3", "2"]
+    # Without such values there are no such columns.
+    plain = analyze(tmp_path, spec_of({"range": 9}))
+    assert "NaN" not in plain.stdout and "infinite" not in plain.stdout
+    assert plain.stderr == ""
+
+    analyze(tmp_path, spec)
+    stats = tmp_path / "stats.json"
+    dataset = penstock.Dataset.npy({name: tmp_path / f"{name}.npy" for name in names}).map(
+        *(penstock.normalize(feature=name, from_=stats) for name in ("x", "y")))
+    (tmp_path / "spec.yaml").write_text(dataset.batch(2).to_yaml())
+    done = subprocess.run([PENSTOCK, "check", "--no-row", tmp_path / "spec.yaml"],
+                          stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert done.returncode == 0
+    for words in ("stats.json: the std of 'x' is 0 in 1 of 2 channels, because all values "
+                  "were the same: normalize divides by 1e-07",
+                  "stats.json: 'y' had 3 NaN and 2 infinite values, which mean and std "
+                  "leave out: normalize leaves them as they are"):
+        assert done.stderr.count(words) == 1, done.stderr
+    with pytest.warns(UserWarning, match="the std of 'x' is 0"):
+        batch = attach(dataset.batch(5)).next()
+    assert (batch["x"][:, 1] == 0).all() and np.isnan(batch["y"][3:5]).all()
 
 
 def test_words_and_broken_records(attach, tmp_path):
@@ -152,8 +205,9 @@ def test_words_and_broken_records(attach, tmp_path):
         "word": {"max_bytes": 16}, "n": {"dtype": "int64"}}}}
     done = analyze(tmp_path, spec_of(source), "--plot", "stats.png")
     assert done.returncode == 0
-    assert "2 records broken, left out of the statistics: 2 damaged" in done.stderr
-    assert "rows.jsonl, line 4: not JSON" in done.stderr
+    assert done.stderr.startswith("penstock: left out of the statistics: 2 records that "
+                                  "could not be read or made:\n")
+    assert done.stderr.count("rows.jsonl, line 4: not JSON") == 1  # and not by penstockd
     assert (tmp_path / "stats.png").read_bytes().startswith(b"\x89PNG")
     assert "word" in done.stdout and "█" in done.stdout
     found = json.loads((tmp_path / "stats.json").read_text())
@@ -164,6 +218,28 @@ def test_words_and_broken_records(attach, tmp_path):
     assert dict(map(tuple, of["vocabulary"])) == counts
     assert of["bytes"]["max"] == len("Zürich".encode())
     assert "word_bytes" not in found["features"]
+
+
+def test_a_file_of_others_is_not_replaced(tmp_path):
+    for option, words in (("--out", "is no file of `penstock analyze`"),
+                          ("--plot", "is no PNG picture")):
+        (tmp_path / "rows.csv").write_text("a,b\n1,2\n")
+        done = analyze(tmp_path, spec_of({"range": 4}), option, "rows.csv")
+        assert done.returncode == 1 and words in done.stderr
+        assert (tmp_path / "rows.csv").read_text() == "a,b\n1,2\n"
+        (tmp_path / "rows.csv").write_text("")
+        for _ in range(2):  # an empty file, and one of its own
+            assert analyze(tmp_path, spec_of({"range": 4}), option,
+                           "rows.csv").returncode == 0
+
+
+def test_an_error_has_the_numbers_of_the_steps_of_the_spec(tmp_path):
+    done = analyze(tmp_path, spec_of({"range": 4}, [
+        {"cast": {"feature": "value", "dtype": "float32"}},
+        {"normalize": {"feature": "value", "from": "none.json"}},
+        {"rename": {"features": {"value": "x"}}},
+        {"cast": {"feature": "y", "dtype": "float32"}}]))
+    assert done.stderr.startswith("penstock: spec.yaml: map[3].cast: no feature 'y'")
 
 
 def test_bad_arguments(tmp_path):

@@ -31,12 +31,12 @@ def test_two_attaches_of_one_rank(attach, numbers):
 def test_ranks_that_disagree(attach, numbers):
     attach(numbers, 0, 2, local_world_size=2)
     with pytest.raises(penstock.FailedPrecondition, match="batch"):
-        attach(numbers.batch(4), 1, 2, local_world_size=2)
+        attach(penstock.Dataset.range(24).batch(4), 1, 2, local_world_size=2)
 
 
 def test_a_wrong_spec_names_the_key(attach, numbers):
     with pytest.raises(penstock.InvalidArgument, match="batch"):
-        attach(numbers.batch(-1))
+        attach(penstock.Dataset.range(24).batch(-1))
 
 
 def test_no_broker(numbers, tmp_path):
@@ -73,6 +73,22 @@ def test_numbers_that_make_no_sense(attach, numbers):
         penstock.broker(workers=-1)
     with pytest.raises(TypeError, match="penstock.python"):
         numbers.map(lambda row: row)
+
+
+def test_an_argument_of_another_kind_is_named_with_what_is_wanted():
+    numbers = penstock.Dataset.range(8)
+    for weights in ([1, 2], 3.0, "ab"):
+        for select in (lambda: numbers.balance("value", weights),
+                       lambda: numbers.sample(by="value", weights=weights)):
+            with pytest.raises(TypeError, match=r"^weights: wanted a weight for each value "
+                                                r"of the column, such as \{3: 2.0\}, got "):
+                select()
+    for schedule in ([(5, [1, 2])], {5: 1}, {5: "ab"}, 5):
+        with pytest.raises(TypeError, match=r"^schedule: wanted the weights by the row from "
+                                            r"which on they hold, such as \{1000: \[1, 2\]\}"):
+            penstock.Dataset.mix([numbers, numbers], schedule=schedule)
+    with pytest.raises(TypeError, match='wanted split'):
+        numbers.split("train", [0.9, 0.1])
 
 
 def test_things_of_another_type_are_named(attach, numbers):

@@ -81,6 +81,51 @@ def test_steps_leave_what_they_are_called_on():
     assert base == penstock.Dataset.range(8)
 
 
+@pytest.mark.parametrize("select", [
+    lambda d: d.take(2), lambda d: d.skip(2), lambda d: d.shard(2, 0),
+    lambda d: d.interleave(), lambda d: d.filter("value", min=3), lambda d: d.sample(4),
+    lambda d: d.balance("value"), lambda d: d.times(2),
+    lambda d: d.split("a", {"a": 0.5, "b": 0.5}), lambda d: d.fold(0)])
+def test_records_are_not_selected_after_batch(select):
+    with pytest.raises(penstock.InvalidArgument,
+                       match=r"^\w+ after batch: .* call it before batch$"):
+        select(penstock.Dataset.range(20).batch(4).prefetch(1))
+    # A part of a mix says its own batch, and the mix has none yet.
+    part = penstock.Dataset.range(20).batch(4)
+    assert "batch" in penstock.Dataset.mix([part, part]).to_dict()
+
+
+@pytest.mark.parametrize("before", ["shuffle", "repeat"])
+@pytest.mark.parametrize("select", [
+    lambda d: d.take(2), lambda d: d.skip(2), lambda d: d.shard(2, 0),
+    lambda d: d.interleave()])
+def test_what_selects_by_position_comes_before_shuffle_and_repeat(before, select):
+    dataset = getattr(penstock.Dataset.range(20), before)(2)
+    with pytest.raises(penstock.InvalidArgument,
+                       match=rf"^\w+ after {before}: .* call it before {before};"):
+        select(dataset)
+    # These have the same records before and after.
+    assert dataset.filter("value", min=3).split("a", {"a": 0.5, "b": 0.5}).times(2)
+
+
+@pytest.mark.parametrize("step", [
+    lambda d, n: d.batch(n), lambda d, n: d.shuffle(n), lambda d, n: d.repeat(n),
+    lambda d, n: d.cache(memory=n), lambda d, n: d.snapshot(str(n))])
+def test_a_second_call_is_an_error_and_not_a_change(step, tmp_path):
+    once = step(penstock.Dataset.range(20), 2)
+    with pytest.raises(penstock.InvalidArgument,
+                       match="is called a second time and would replace the first: "):
+        step(once.prefetch(2), 3)
+    # The way to change it: what a spec says is no call.
+    wanted = step(penstock.Dataset.range(20), 3).to_dict()
+    assert step(penstock.Dataset(once.to_dict()), 3).to_dict() == wanted
+    spec = tmp_path / "spec.yaml"
+    spec.write_text(once.to_yaml())
+    if "snapshot" not in wanted:
+        assert step(penstock.Dataset.from_file(spec), 3).to_dict() == wanted
+    assert penstock.Dataset.from_file(spec).take(5).to_dict()["select"] == [{"take": 5}]
+
+
 def test_numpy_values_and_paths(tmp_path):
     dataset = penstock.Dataset.idx(tmp_path / "images").batch(np.int64(4))
     assert dataset.to_dict()["source"]["idx"] == {

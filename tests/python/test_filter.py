@@ -140,9 +140,27 @@ def test_what_goes_wrong_names_the_sample(tmp_path, data):
             assert "sample 77 in " in done.stderr and "x.npy, row 77" in done.stderr
         assert not (tmp_path / "kept.records").exists()
     done = judge(tmp_path, "rules:raises", on_error="skip")
-    assert done.returncode == 0 and "999 of 999 records kept" in done.stdout
-    assert "1 record broken, left out" in done.stderr
-    assert "cannot judge this" in done.stderr
+    assert done.returncode == 0 and "999 of 1,000 records kept" in done.stdout
+    # Told once, with the whole exception, and not as a step of the spec.
+    assert done.stderr.startswith(
+        "penstock: left out: 1 record that could not be read or judged:\n"
+        "penstock:   dataset 'd': sample 77 in "), done.stderr
+    assert ": rules:raises: Traceback" in done.stderr and "map[" not in done.stderr
+    assert done.stderr.endswith("\n  | ValueError: cannot judge this\n"), done.stderr
+    assert done.stderr.count("sample 77 in ") == 1
+    # A fault of the argument is not one of the spec's text.
+    for function, message in (
+            ("rules", "penstock: FUNCTION: 'rules': wanted MODULE:FUNCTION, such as"),
+            ("rules:gone", "penstock: FUNCTION: rules:gone: cannot be loaded:"),
+            ("ru-les:odd", 'penstock: FUNCTION: wanted "package.module:function", found')):
+        assert judge(tmp_path, function).stderr.startswith(message)
+    done = judge(tmp_path, "rules:odd_sum", "--steps", "1",
+                 map=[{"cast": {"feature": "none", "dtype": "float32"}}])
+    assert done.stderr.startswith("penstock: spec.yaml: map[0].cast: no feature 'none'")
+    (tmp_path / "notes.txt").write_text("mine")
+    done = judge(tmp_path, "rules:odd_sum", "--out", "notes.txt", "--force")
+    assert "is no file of `penstock filter`: name another output" in done.stderr
+    assert done.returncode == 1 and (tmp_path / "notes.txt").read_text() == "mine"
     done = judge(tmp_path, "rules:first_ten", "--steps", "2",
                  map=[{"cast": {"feature": "x", "dtype": "float32"}}, {"flip": {}}])
     assert "map[1].flip: is random" in done.stderr and "--steps 1" in done.stderr

@@ -18,11 +18,11 @@ STEPS = 24  # of an epoch
 BATCH = 12
 
 
-def mix(**options):
+def mix(epochs=2, **options):
     parts = [penstock.Dataset.range(0, 400), penstock.Dataset.range(1000, 1300),
              penstock.Dataset.range(2000, 2500)]
     return (penstock.Dataset.mix(parts, [1, 1, 2], **options).shuffle(seed=5)
-            .batch(BATCH).steps_per_epoch(STEPS).repeat(2))
+            .batch(BATCH).steps_per_epoch(STEPS).repeat(epochs))
 
 
 def rows_of(readers, steps=None):
@@ -69,7 +69,7 @@ def kill_broker(broker):
 
 def expected(row, weights):
     """The first epoch, of a spec whose weights change at this row."""
-    readers = attach_all(mix(schedule={row: weights}).repeat(1), 1, f"e{row}")
+    readers = attach_all(mix(1, schedule={row: weights}), 1, f"e{row}")
     rows = rows_of(readers)
     readers[0].close()
     return rows
@@ -120,9 +120,9 @@ def test_every_delivery(broker, delivery):
     one = {"consumers": 1} if delivery == "broadcast" else {}
     readers = attach_all(mix(), 1, f"d-{delivery}", delivery=delivery, **one)
     rows = rows_of(readers, 2)
-    readers[0].set_weights([1, 4, 1])
+    answer = readers[0].set_weights([1, 4, 1])
     (epoch, row, *weights), = readers[0].state_dict()["weights"]
-    assert (epoch, weights) == (0, [1, 4, 1])
+    assert (epoch, weights) == (0, [1, 4, 1]) and answer == (0, row)
     rows += rows_of(readers)
     assert len(rows) == 2 * STEPS and rows[:STEPS] == expected(row, weights)
     readers[0].close()
@@ -134,8 +134,8 @@ def test_several_changes_and_a_given_row(broker):
     readers[0].set_weights([1, 0, 0], epoch=0, row=20 * BATCH)
     with pytest.raises(penstock.FailedPrecondition, match="change at row 240 of epoch 0"):
         readers[0].set_weights([0, 0, 1])
-    readers[0].set_weights([0, 0, 1], epoch=1)
-    readers[0].set_weights([0, 3, 1], epoch=1)
+    assert readers[0].set_weights([0, 0, 1], epoch=1) == (1, 0)
+    assert readers[0].set_weights([0, 3, 1], epoch=1) == (1, 0)
     rows += rows_of(readers)
     assert all(value < 1000 for values in rows[20:STEPS] for value in values)
     parts = [value // 1000 for values in rows[STEPS:] for value in values]
@@ -144,6 +144,14 @@ def test_several_changes_and_a_given_row(broker):
         "job 'several': 1 : 0 : 0 from row 240 of epoch 0 on\n"
         "job 'several': 0 : 3 : 1 from row 0 of epoch 1 on\n")
     readers[0].close()
+
+
+def test_a_row_without_an_epoch_is_of_the_first(broker):
+    reader, = attach_all(mix(), 1, "row alone")
+    assert reader.set_weights([1, 0, 0], row=20 * BATCH) == (0, 20 * BATCH)
+    assert command(broker, "row alone", "weights", "0", "1", "0", "--row", "252") == (
+        "job 'row alone': 0 : 1 : 0 from row 252 of epoch 0 on, its step 21\n")
+    reader.close()
 
 
 def test_what_cannot_be_is_refused(broker):
@@ -177,7 +185,7 @@ def test_what_cannot_be_is_refused(broker):
 
 def test_bench_verifies_a_change(broker, tmp_path):
     spec = tmp_path / "spec.yaml"
-    spec.write_text(mix().repeat(4000).to_yaml())
+    spec.write_text(mix(4000).to_yaml())
     process = subprocess.Popen(
         [PENSTOCK, "bench", "--dataset", str(spec), "--ranks", "2", "--verify", "--socket",
          broker.socket, "--json"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)

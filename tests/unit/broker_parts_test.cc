@@ -17,6 +17,7 @@
 #include <thread>
 
 #include "broker/base/event_loop.h"
+#include "broker/base/text.h"
 #include "broker/config.h"
 #include "broker/declare/declaration.h"
 #include "broker/delivery/assemble.h"
@@ -48,6 +49,22 @@ class FolderTest : public testing::Test {
   }
   std::filesystem::path folder_;
 };
+
+// ---- errors as they are shown
+
+TEST(ShortErrorTest, KeepsTheFirstLineAndTheEnd) {
+  EXPECT_EQ(ShortError("a.jpg: \x1b[2J truncated"), "a.jpg: ?[2J truncated");
+  EXPECT_EQ(ShortError(std::string(400, 'x')), std::string(300, 'x') + " ...");
+  EXPECT_EQ(ShortError("f: Traceback\n  line\nValueError: no"),
+            "f: Traceback\n  line\nValueError: no");
+  std::string frames;
+  for (int i = 0; i < 40; ++i) frames += Format("  frame {} \xff\n", i);
+  const std::string text =
+      ShortError("f: Traceback\n" + frames + "ValueError: too old\n");
+  EXPECT_LE(text.size(), 310u);
+  EXPECT_THAT(text, testing::StartsWith("f: Traceback\n...\n  frame 2"));
+  EXPECT_THAT(text, testing::EndsWith("  frame 39 ?\nValueError: too old"));
+}
 
 // ---- available memory
 

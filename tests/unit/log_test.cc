@@ -185,6 +185,17 @@ TEST(LogTest, AJournalThatDoesNotReadLosesMessagesAndIsToldHowMany) {
   EXPECT_EQ(journal.Take()["PENSTOCK_DIRECTORY"], "b");
 }
 
+TEST(LogTest, AMessageThatIsLeftOutIsNotWritten) {
+  FakeJournal journal;
+  LogToJournalAt(journal.path());
+  EXPECT_FALSE(LeaveOutOfLog("no-such-message"));
+  EXPECT_TRUE(LeaveOutOfLog("job-warning"));
+  Log<"job-warning">(LogJob{"train", "images", 7, {}}, "of lines");
+  EXPECT_TRUE(journal.Take().empty());
+  Log<"job-failed">(LogJob{"train", "images", 7, {}}, "of files");
+  EXPECT_FALSE(journal.Take().empty());
+}
+
 TEST(LogTest, WithoutAJournalAMessageIsALine) {
   LogToJournalAt("/nonexistent/socket");
   testing::internal::CaptureStderr();

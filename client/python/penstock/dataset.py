@@ -12,18 +12,31 @@ Each step returns a new Dataset. Nothing is read or checked here: the broker
 checks a spec at the attach (``penstock check`` does so at any time), and its errors
 name the key (``spec: map[0].cast.dtype: ...``). None stands for the spec's default,
 below in parentheses; common/README.md documents the format.
+
+A spec has no order of its steps, but for those of ``map`` and those that select
+records. So a selection that tf.data would make of something else, such as ``take``
+after ``batch``, or a second ``repeat``, is an InvalidArgument that says what to write.
 """
 
 from __future__ import annotations
 
 import json
 import os
-from typing import Any, Callable, Dict, Mapping, Optional, Sequence, Union
+from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple, Union
 
-
+from penstock.errors import InvalidArgument
 from penstock.operations import Operation
 from penstock.spec_values import (Files, Path, absolute, absolute_files, dtype_name,
                                   features_of, given, optional_dtype, plain)
+
+# Of each step that a spec has once: what to write instead of a second call.
+_INSTEAD_OF_A_SECOND = {
+    "shuffle": "it shuffles all records, so one is enough",
+    "cache": "a dataset has one cache: at=N says behind which step of map",
+    "snapshot": "a dataset has one snapshot: at=N says behind which step of map",
+    "batch": "for batches of batches take batch(32) and batch['x'].reshape(4, 8, ...)",
+    "repeat": "for 3 times 2 epochs call repeat(6)",
+}
 
 
 class Dataset:
@@ -31,12 +44,28 @@ class Dataset:
     the broker calls the dataset, and relative paths start at the working directory.
     ``io``: how files are read."""
 
+    _called: Tuple[str, ...] = ()  # the steps of this chain whose place counts
+
     def __init__(self, spec: Mapping[str, Any]):
-        """``spec``: the content of a spec file, as ``yaml.safe_load`` reads it."""
+        """``spec``: the content of a spec file, as ``yaml.safe_load`` reads it. Steps
+        replace what it says, as they do after ``from_file``."""
         self._spec = dict(spec)
 
     def _with(self, **values: Any) -> "Dataset":
-        return Dataset({**self._spec, **given(**values)})
+        dataset = Dataset({**self._spec, **given(**values)})
+        dataset._called = self._called
+        return dataset
+
+    def _with_step(self, step: str, **values: Any) -> "Dataset":
+        """As ``_with``, of a step that comes once in a chain."""
+        if step in self._called:
+            raise InvalidArgument(
+                f"{step} is called a second time and would replace the first: "
+                f"{_INSTEAD_OF_A_SECOND[step]}; to change what a dataset says, "
+                f"penstock.Dataset(dataset.to_dict()).{step}(...)")
+        dataset = self._with(**values)
+        dataset._called = (*self._called, step)
+        return dataset
 
     @classmethod
     def _of(cls, source: str, value: Any, name: Optional[str]) -> "Dataset":
@@ -313,9 +342,8 @@ class Dataset:
             parts=[{**_part(part, "map", "batch"), "weight": weight}
                    for part, weight in zip(parts, weights)],
             when_out=when_out, block=block,
-            schedule=None if schedule is None else [
-                {"row": row, "weights": list(schedule[row])}
-                for row in sorted(schedule)]), name)._with(**_by_part(parts))
+            schedule=None if schedule is None else _schedule(schedule)),
+            name)._with(**_by_part(parts))
 
     @classmethod
     def zip(cls, parts: Sequence["Dataset"],
@@ -387,7 +415,9 @@ class Dataset:
         """Sets the dataset's name; all ranks of a job must agree."""
         return self._with(dataset=name)
 
-    # ---- which records a pass has: each step selects of what the one before left
+    # ---- which records a pass has: each step selects of what the one before left.
+    # They select records, so they come before ``batch``, and those that go by position
+    # (take, skip, shard, interleave) before ``shuffle`` and ``repeat`` too.
 
     def take(self, records: int) -> "Dataset":
         """Selects the first records; all if there are fewer."""
@@ -445,9 +475,7 @@ class Dataset:
         more records: "repeat" begins it anew until each was complete once, "stop",
         "drop", as in ``mix``."""
         return self._select(balance=given(
-            by=by, when_out=when_out,
-            weights=None if weights is None else {
-                str(value): weight for value, weight in weights.items()}))
+            by=by, when_out=when_out, weights=_weights_by_value(weights)))
 
     def sample(self, rows: Optional[int] = None, *, weight: Optional[str] = None,
                by: Optional[str] = None,
@@ -460,8 +488,7 @@ class Dataset:
         most."""
         return self._select(sample=given(
             rows=rows, weight=weight, by=by, replacement=replacement, seed=seed,
-            weights=None if weights is None else {
-                str(value): each for value, each in weights.items()}))
+            weights=_weights_by_value(weights)))
 
     def interleave(self, files: int = 16, block: int = 1) -> "Dataset":
         """Takes ``block`` records of each of ``files`` files in turn, as tf.data does
@@ -484,7 +511,7 @@ class Dataset:
         """Selects one of several parts that have no record in common: ``of`` has the
         fraction of each, such as {"train": 0.9, "validation": 0.1}. ``by``: records with
         one value of this column stay together, also when others are added."""
-        if not isinstance(part, str):
+        if not isinstance(part, str) or not isinstance(of, Mapping):
             raise TypeError('wanted split("train", {"train": 0.9, "validation": 0.1})')
         return self._select(split=given(of=dict(of), part=part, seed=seed, by=by))
 
@@ -496,17 +523,35 @@ class Dataset:
                                         by=by))
 
     def _select(self, **step: Any) -> "Dataset":
+        (name,) = step
+        call = {"repeat": "times"}.get(name, name)
+        if "batch" in self._called:
+            raise InvalidArgument(
+                f"{call} after batch: it selects records, not batches: call it before "
+                "batch")
+        if name in ("take", "skip", "shard", "interleave"):
+            if "shuffle" in self._called:
+                raise InvalidArgument(
+                    f"{call} after shuffle: it goes by the order before it: call it "
+                    "before shuffle; a random part is split('a', {'a': 0.1, 'b': 0.9}), "
+                    "and sample(n) draws n records with replacement")
+            if "repeat" in self._called:
+                raise InvalidArgument(
+                    f"{call} after repeat: it selects the same records of each epoch, not "
+                    "of all epochs together: call it before repeat; steps_per_epoch(n) "
+                    "sets the length of an epoch")
         return self._with(select=[*self._spec.get("select", []), step])
 
     def shuffle(self, seed: int = 0,
                 each_epoch: Optional[bool] = None, *,
                 window_files: Optional[int] = None) -> "Dataset":
-        """Shuffles globally, without a buffer: a new order every epoch, or one for
-        all (``each_epoch=False``). ``window_files``: the files come in a random order,
-        and records are shuffled within windows of so many of them, for storage that
-        reads one file to its end faster than many in turn."""
-        return self._with(shuffle=given(seed=seed, each_epoch=each_epoch,
-                                         window_files=window_files))
+        """Shuffles all records of an epoch, without a buffer, and wherever in the chain it
+        is called: a new order every epoch, or one for all (``each_epoch=False``).
+        ``window_files``: the files come in a random order, and records are shuffled
+        within windows of so many of them, for storage that reads one file to its end
+        faster than many in turn."""
+        return self._with_step("shuffle", shuffle=given(seed=seed, each_epoch=each_epoch,
+                                                     window_files=window_files))
 
     def seed(self, seed: int) -> "Dataset":
         """Sets the seed of augmentation; the shuffle's seed by default."""
@@ -531,14 +576,16 @@ class Dataset:
         are read), for all jobs of the host. ``memory`` or ``disk``: the size, in bytes or
         such as "8G". ``zstd``: the level that entries on the disk are compressed with.
         No value of a batch changes."""
-        return self._with(cache=given(memory=memory, disk=disk, at=at, zstd=zstd))
+        return self._with_step("cache", cache=given(memory=memory, disk=disk, at=at,
+                                                    zstd=zstd))
 
     def snapshot(self, path: Path, at: Optional[int] = None,
                  zstd: Optional[int] = None) -> "Dataset":
         """The same in the folder ``path``, for good: written while a job takes all
         records, and read instead of them from then on. One of other data or steps is
         refused."""
-        return self._with(snapshot=given(path=os.fspath(path), at=at, zstd=zstd))
+        return self._with_step("snapshot", snapshot=given(path=os.fspath(path), at=at,
+                                                          zstd=zstd))
 
     def batch(self, size: Optional[int] = None, *,
               per_rank: Optional[int] = None,
@@ -548,12 +595,12 @@ class Dataset:
         ``by_part`` rows of one part each, as ``mix`` says of parts with a batch.
         ``last``: "partial" delivers the short last batch, "drop" leaves it out,
         "pad" fills it with zeros."""
-        return self._with(batch=given(size=size, per_rank=per_rank, by_part=by_part,
-                                       last=last))
+        return self._with_step("batch", batch=given(size=size, per_rank=per_rank,
+                                                    by_part=by_part, last=last))
 
     def repeat(self, epochs: Optional[int] = None) -> "Dataset":
         """Sets the number of epochs; None: forever."""
-        return self._with(epochs="forever" if epochs is None else epochs)
+        return self._with_step("repeat", epochs="forever" if epochs is None else epochs)
 
     def steps_per_epoch(self, steps: int) -> "Dataset":
         """Sets the steps of an epoch. Each epoch begins at the start of its order,
@@ -612,6 +659,25 @@ class Dataset:
 
     def __repr__(self) -> str:
         return f"penstock.Dataset({self.to_dict()!r})"
+
+
+def _weights_by_value(weights: Optional[Mapping[Any, float]]) -> Optional[Dict[str, float]]:
+    if weights is None:
+        return None
+    if not isinstance(weights, Mapping):
+        raise TypeError("weights: wanted a weight for each value of the column, such as "
+                        f"{{3: 2.0}}, got {weights!r}")
+    return {str(value): weight for value, weight in weights.items()}
+
+
+def _schedule(schedule: Mapping[int, Sequence[float]]) -> List[Dict[str, Any]]:
+    """The spec's list, in the order of the rows."""
+    if not isinstance(schedule, Mapping) or any(
+            not isinstance(weights, Sequence) and not hasattr(weights, "tolist")
+            or isinstance(weights, str) for weights in schedule.values()):
+        raise TypeError("schedule: wanted the weights by the row from which on they hold, "
+                        f"such as {{1000: [1, 2]}}, got {schedule!r}")
+    return [{"row": row, "weights": list(schedule[row])} for row in sorted(schedule)]
 
 
 def _part(dataset: Dataset, *apart: str) -> Dict[str, Any]:

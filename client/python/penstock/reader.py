@@ -280,14 +280,21 @@ class Reader:
         self._core.stop_job(now)
 
     def set_weights(self, weights: Sequence[float], *, epoch: Optional[int] = None,
-                    row: int = 0) -> None:
+                    row: Optional[int] = None) -> Tuple[int, int]:
         """Gives the mix that the dataset is other weights, one for each part, for all
-        ranks: from the first step that nobody has begun to make, or from ``row`` of
-        ``epoch`` on. One process calls it. The change is a part of every state from
-        then on."""
+        ranks: from the first step that nobody has begun to make, or from ``row`` (0) of
+        ``epoch`` (0) on, if one of them is given. One process calls it. The change is a
+        part of every state from then on. Returns the epoch and the row from which the
+        weights hold."""
+        if epoch is None and row is not None:
+            epoch = 0
         self._core.set_weights([float(weight) for weight in weights],
                                -1 if epoch is None else index("epoch", epoch, 0),
-                               index("row", row, 0))
+                               index("row", 0 if row is None else row, 0))
+        # A state has all changes, in the order of their rows, and no new one can come
+        # before another.
+        epoch, row = self.state_dict()["weights"][-1][:2]
+        return epoch, row
 
     def __repr__(self) -> str:
         if self._closed:

@@ -289,14 +289,14 @@ class DataLoader(data.IterableDataset):  # type: ignore[misc]
             name, socket, self.dataset, sampler=self._order,
             worker_init_fn=self.worker_init_fn, pickled=self._collate is not None,
             max_bytes=self._max_bytes, processes=self.num_workers or None)
+        if self._shuffle:
+            spec = spec.shuffle(seed=seed % (1 << 63))
         spec = spec.seed(seed % (1 << 63)).batch(
             per_rank=self.batch_size, last="drop" if self.drop_last else "partial"
         ).on_error(self._on_error).repeat(None)
         # As many rows under way as PyTorch has, so that a slow one holds up no other.
         makers = self.num_workers or len(os.sched_getaffinity(0))
         spec = spec.prefetch(min(max(2 * makers, 2), 8))
-        if self._shuffle:
-            spec = spec.shuffle(seed=seed % (1 << 63))
         if self.timeout and "timeout_s" not in options:
             options["timeout_s"] = self.timeout
         return spec, {"job": name, **options, "socket": socket}
