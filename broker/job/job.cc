@@ -603,15 +603,19 @@ void Job::TunePrefetch(const PoolUse& pool) {
   // Relaxed: shown, and a hint.
   const uint64_t rows = counters_.rows.load(std::memory_order_relaxed);
   const uint64_t made = rows - std::exchange(tuned_rows_, rows);
-  const Bottleneck found = Bottleneck::Of(recent_, pool);
-  // Busy workers, producers and ranks that stand are no reason to make more
-  // ahead.
-  const bool may_help = found.idle >= kSpareWorkers &&
-                        found.what != Bottleneck::What::kProducers &&
-                        found.what != Bottleneck::What::kRank &&
-                        found.what != Bottleneck::What::kRanks;
-  if (prefetch_.Measured(passed.count(), static_cast<double>(made),
-                         may_help ? found.ranks_wait : 0)) {
+  double waits = RanksWaitLocked();
+  if (waits > Tuner::kWaits) {
+    // Busy workers, producers and ranks that stand are no reason to make more
+    // ahead.
+    const Bottleneck found = Bottleneck::Of(recent_, pool);
+    if (found.idle < kSpareWorkers ||
+        found.what == Bottleneck::What::kProducers ||
+        found.what == Bottleneck::What::kRank ||
+        found.what == Bottleneck::What::kRanks) {
+      waits = 0;
+    }
+  }
+  if (prefetch_.Measured(passed.count(), static_cast<double>(made), waits)) {
     UseSlotsLocked();
   }
 }

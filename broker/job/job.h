@@ -301,6 +301,7 @@ class Job {
   }
 
  private:
+  double RanksWaitLocked() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void UseSlotsLocked() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void AdvanceLocked() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void NoteSettledLocked() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);

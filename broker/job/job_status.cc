@@ -84,6 +84,10 @@ double Job::RecentStorage() const {
 
 double Job::RanksWait() const {
   MutexLock lock(&mutex_);
+  return RanksWaitLocked();
+}
+
+double Job::RanksWaitLocked() const {
   double most = 0;
   for (const RecentUse::RankUse& rank : recent_.ranks()) {
     most = std::max(most, rank.waits);
