@@ -141,6 +141,12 @@ void Canvas::Solarize(double threshold) {
   Map(TableOf([threshold](int v) { return v < threshold ? v : 255 - v; }));
 }
 
+void Canvas::SolarizeAdd(int64_t addition) {
+  Map(TableOf([addition](int v) {
+    return v < 128 ? std::min<int64_t>(v + addition, 255) : v;
+  }));
+}
+
 void Canvas::Posterize(int64_t bits) {
   Map(TableOf([bits](int v) { return v & ~((1 << (8 - bits)) - 1); }));
 }

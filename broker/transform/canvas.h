@@ -44,6 +44,8 @@ class Canvas {
   void Invert();
   // Inverts values from threshold up.
   void Solarize(double threshold);
+  // Adds to values below 128; at most 255.
+  void SolarizeAdd(int64_t addition);
   // Keeps the upper bits.
   void Posterize(int64_t bits);
   void Equalize();

@@ -27,7 +27,7 @@ template <typename Op>
 constexpr bool kAlwaysDraws =
     IsFunction<Op> ||
     kIsOneOf<Op, MixupOp, CutmixOp, ColorJitterOp, RandAugmentOp,
-             TrivialAugmentOp, AugMixOp, RandomErasingOp>;
+             TrivialAugmentOp, AugMixOp, TimmRandAugmentOp, RandomErasingOp>;
 
 bool IsRandom(double probability) {
   return probability != 0 && probability != 1;

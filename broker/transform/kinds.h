@@ -35,6 +35,7 @@
 #include "broker/transform/python_function.h"
 #include "broker/transform/rescale.h"
 #include "broker/transform/resize.h"
+#include "broker/transform/timm_augment.h"
 #include "common/format.h"
 
 namespace penstock {
@@ -60,6 +61,7 @@ using TransformSpec = std::variant<  //
     RandAugmentOp,                   //
     TrivialAugmentOp,                //
     AugMixOp,                        //
+    TimmRandAugmentOp,               //
     NormalizeOp,                     //
     RandomErasingOp,                 //
     CastOp,                          //

@@ -124,6 +124,7 @@ const char kEverything[] = R"([
   {"solarize": {}}, {"posterize": {"bits": 3}}, {"autocontrast": {}},
   {"invert": {}}, {"grayscale": {}}, {"rand_augment": {}},
   {"trivial_augment": {"interpolation": "bicubic"}}, {"aug_mix": {}},
+  {"timm_rand_augment": {"magnitude_std": 0.5, "increasing": true}},
   {"flip": {"vertical": 0.5}},
   {"crop": {"random_pixels": {"padding": 9, "mode": "symmetric"}, "size": 40}},
   {"pad": {"by": 1}},
@@ -198,18 +199,21 @@ TEST_F(MapGoldenTest, MasksMoveWithTheirPictureAndKeepTheirValues) {
     }
   }
   // Policies change colours too, but not those of masks.
-  Compile(
-      Json::parse(R"([{"rand_augment": {"operations": 3, "mask": "mask"}}])"),
-      raw);
   const std::vector<int32_t> ones(red.size(), 1000);
   const auto ones_bytes = std::as_bytes(std::span(ones));
-  for (uint64_t sample = 0; sample < 30; ++sample) {
-    const std::vector<Bytes> rows = Run(
-        {picture, {ones_bytes.begin(), ones_bytes.end()}}, {.sample = sample});
-    for (size_t i = 0; i < rows[1].size(); i += sizeof(int32_t)) {
-      int32_t value;
-      std::memcpy(&value, rows[1].data() + i, sizeof(value));
-      ASSERT_TRUE(value == 1000 || value == 0) << value;
+  for (const char* policy : {"rand_augment", "timm_rand_augment"}) {
+    Compile(Json::parse(Format(
+                R"([{{"{}": {{"operations": 3, "mask": "mask"}}}}])", policy)),
+            raw);
+    for (uint64_t sample = 0; sample < 30; ++sample) {
+      const std::vector<Bytes> rows =
+          Run({picture, {ones_bytes.begin(), ones_bytes.end()}},
+              {.sample = sample});
+      for (size_t i = 0; i < rows[1].size(); i += sizeof(int32_t)) {
+        int32_t value;
+        std::memcpy(&value, rows[1].data() + i, sizeof(value));
+        ASSERT_TRUE(value == 1000 || value == 0) << value;
+      }
     }
   }
 }
@@ -238,6 +242,7 @@ TEST_F(MapGoldenTest, WhatDoesNotFitNamesTheStepAndTheWayOut) {
       {"trivial_augment", "{}"},
       {"rand_augment", "{}"},
       {"aug_mix", "{}"},
+      {"timm_rand_augment", "{}"},
       {"perspective", "{}"},
       {"affine", "{}"},
       {"rotate", R"({"degrees": 3})"},

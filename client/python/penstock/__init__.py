@@ -32,7 +32,8 @@ from penstock.operations import (Operation, affine, at, aug_mix, autocontrast, b
                                  plugin, posterize, python, rand_augment,
                                  random_erasing, random_pixels, random_resized, rename,
                                  rescale, reshape, resize, rotate, select, sharpness,
-                                 solarize, trivial_augment, vocabulary)
+                                 solarize, timm_rand_augment, trivial_augment,
+                                 vocabulary)
 from penstock.private_broker import Broker, broker
 from penstock.producer import Producer, producer
 from penstock.reader import EndOfData, EndOfEpoch, Epoch, Reader, attach
@@ -50,5 +51,5 @@ __all__ = [
     "pad", "pad_sequence", "parse_json", "perspective", "plugin", "posterize", "producer",
     "python", "rand_augment", "random_erasing", "random_pixels", "random_resized",
     "rename", "rescale", "reshape", "resize", "rotate", "select", "sharpness",
-    "solarize", "trivial_augment", "vocabulary",
+    "solarize", "timm_rand_augment", "trivial_augment", "vocabulary",
 ]

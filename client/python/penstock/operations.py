@@ -270,7 +270,7 @@ def rand_augment(operations: Optional[int] = None, magnitude: Optional[int] = No
                  fill: Optional[Fill] = None, feature: Optional[Names] = None, *,
                  mask: Optional[Names] = None,
                  mask_fill: Optional[int] = None) -> Operation:
-    """RandAugment: ``operations`` (2) random ones of ``magnitude`` (9) of ``bins``
+    """torchvision's RandAugment: ``operations`` (2) random ones of ``magnitude`` (9) of ``bins``
     (31). Masks take part in what moves pixels."""
     return _operation("rand_augment", operations=operations, magnitude=magnitude,
                       bins=bins, interpolation=interpolation, fill=fill,
@@ -297,6 +297,29 @@ def aug_mix(severity: Optional[int] = None, width: Optional[int] = None,
     return _operation("aug_mix", severity=severity, width=width, depth=depth,
                       alpha=alpha, all_operations=all_operations,
                       interpolation=interpolation, fill=fill, feature=feature)
+
+
+def timm_rand_augment(operations: Optional[int] = None,
+                      magnitude: Optional[float] = None,
+                      magnitude_std: Optional[float] = None,
+                      magnitude_max: Optional[float] = None,
+                      increasing: Optional[bool] = None,
+                      probability: Optional[float] = None,
+                      interpolation: Optional[str] = None,
+                      fill: Optional[Fill] = None, feature: Optional[Names] = None, *,
+                      mask: Optional[Names] = None,
+                      mask_fill: Optional[int] = None) -> Operation:
+    """timm's RandAugment, whose operations and strengths are not torchvision's; in
+    this order n (2), m (10), mstd (0), mmax (10), inc (False) and p (0.5) of its
+    ``--aa``: ``rand-m9-mstd0.5-inc1`` is ``timm_rand_augment(magnitude=9,
+    magnitude_std=0.5, increasing=True)``. ``interpolation``: where None, bilinear or
+    bicubic at random; ``fill`` (128): timm's training has the mean of the pictures.
+    Masks take part in what moves pixels."""
+    return _operation("timm_rand_augment", operations=operations, magnitude=magnitude,
+                      magnitude_std=magnitude_std, magnitude_max=magnitude_max,
+                      increasing=increasing, probability=probability,
+                      interpolation=interpolation, fill=fill, feature=feature,
+                      mask=mask, mask_fill=mask_fill)
 
 
 def random_erasing(probability: Optional[float] = None,
