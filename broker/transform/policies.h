@@ -1,8 +1,8 @@
-// map: rand_augment, trivial_augment and aug_mix. uint8 [h, w] or [h, w, 1 or
-// 3]
-// -> the same. The operations, their magnitudes and distributions are those of
-// torchvision.transforms.v2 on Pillow's pictures; the pixels are Pillow's (with
-// interpolation: bilinear at most 1 off). Masks take part in what moves pixels.
+// map: rand_augment, trivial_augment and aug_mix: uint8 [h, w] or [h, w, 1 or
+// 3] -> the same. The operations, their magnitudes and distributions are those
+// of torchvision.transforms.v2 on Pillow's pictures; the pixels are Pillow's. A
+// bilinear operation is at most 1 off, which a threshold after it may make more
+// (OPERATIONS.md). Masks take part in what moves pixels.
 #ifndef BROKER_TRANSFORM_POLICIES_H_
 #define BROKER_TRANSFORM_POLICIES_H_
 

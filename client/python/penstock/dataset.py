@@ -533,8 +533,8 @@ class Dataset:
             if "shuffle" in self._called:
                 raise InvalidArgument(
                     f"{call} after shuffle: it goes by the order before it: call it "
-                    "before shuffle; a random part is split('a', {'a': 0.1, 'b': 0.9}), "
-                    "and sample(n) draws n records with replacement")
+                    "before shuffle; sample(n, replacement=False) draws n records anew in "
+                    "each epoch, split('a', {'a': 0.1, 'b': 0.9}) a part for all of them")
             if "repeat" in self._called:
                 raise InvalidArgument(
                     f"{call} after repeat: it selects the same records of each epoch, not "
