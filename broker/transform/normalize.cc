@@ -92,12 +92,13 @@ void WarnOf(const nlohmann::json& of, const std::string& name,
     if (found == of.end() || !found->is_number_unsigned() || *found == 0) {
       continue;
     }
-    kinds += Format("{}{} {}", kinds.empty() ? "" : " and ",
-                    found->get<uint64_t>(), kind);
+    kinds += Format("{}{} ({})", kinds.empty() ? "" : " or ", kind,
+                    found->get<uint64_t>());
   }
   if (kinds.empty()) return;
   opening->Warn(
-      Format("{}: '{}' had {} values, which mean and std leave out: normalize "
+      Format("{}: '{}' had values that are {}, which mean and std leave out: "
+             "normalize "
              "leaves them as they are",
              op.from, name, kinds));
 }

@@ -128,6 +128,20 @@ TEST(DeliveryScaleTest, ABatchOfASplitCostsTheSameWith1024Ranks) {
   ExpectTheSame(DeliveryMode::kSplit);
 }
 
+// As the tuner of prefetch does (Job::TunePrefetch).
+TEST(DeliveryScaleTest, UsableSlotsBecomeMoreAndFewerWhileRanksTake) {
+  constexpr uint32_t kRanks = 4;
+  Ranks job(DeliveryMode::kSplit, kRanks);
+  for (const uint32_t usable : {1u, 3u, 2u, 1u, 2u, 3u, 1u, 3u}) {
+    job.delivery().SetUsableSlots(usable);
+    // The first turn takes what was made under the number before.
+    for (int turn = 0; turn < 3; ++turn) EXPECT_EQ(job.Turn(), kRanks);
+    const Delivery::SlotCounts slots = job.delivery().CountSlots();
+    EXPECT_EQ(slots.ready + slots.out, usable * kRanks);
+    EXPECT_EQ(slots.filling, 0U);
+  }
+}
+
 TEST(DeliveryScaleTest, ABatchOfADynamicJobCostsTheSameWith1024Ranks) {
   ExpectTheSame(DeliveryMode::kDynamic);
 }
