@@ -237,7 +237,9 @@ const Declaration<ZipSource>& ZipSource::Declared() {
       Declaration<ZipSource>(
           "zip",
           "Records made of one record of each of several sources: record i has "
-          "the features of record i of each. It ends with the shortest.")
+          "the features of record i of each. It ends with the shortest. Its "
+          "records are shuffled as they are: a mix of zips keeps its "
+          "proportions, a zip of a mix does not.")
           .Gives("the features of all parts")
           .Example(
               "{parts: [{source: {range: 10}}, {source: {range: {start: 100, "
