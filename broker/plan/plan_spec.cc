@@ -92,7 +92,8 @@ const Declaration<BatchSpec>& BatchSpec::Declared() {
                                       {"drop", LastBatch::kDrop},
                                       {"pad", LastBatch::kPad}}),
                     "the short last batch comes as it is, is left out, or is "
-                    "filled with rows of zeros, whose sample id is −1");
+                    "filled with rows of zeros, whose sample id is −1, at the "
+                    "end of each rank's");
   return declared;
 }
 

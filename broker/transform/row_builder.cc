@@ -35,8 +35,7 @@ StatusOr<PathBuilder*> RowBuilder::Find(const std::string& name) const {
   for (const auto& path : paths_) {
     known += (known.empty() ? "" : ", ") + path->feature().name;
   }
-  return InvalidArgumentError("no feature '{}'; `feature: NAME` chooses: {}",
-                              name, known);
+  return InvalidArgumentError("no feature '{}': give one of {}", name, known);
 }
 
 StatusOr<std::vector<PathBuilder*>> RowBuilder::FindAll(

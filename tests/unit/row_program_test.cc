@@ -495,9 +495,8 @@ TEST_F(RowProgramTest, ErrorsNameTheOpAndTheWayOut) {
   EXPECT_EQ(CompileError({decode, chw, FlipOp{}}, Encoded()),
             "map[2].flip: feature 'image' has its channels first by now; put "
             "it before the op that says layout: chw");
-  EXPECT_EQ(
-      CompileError({decode, FlipOp{.feature = {"picture"}}}, Encoded()),
-      "map[1].flip: no feature 'picture'; `feature: NAME` chooses: image");
+  EXPECT_EQ(CompileError({decode, FlipOp{.feature = {"picture"}}}, Encoded()),
+            "map[1].flip: no feature 'picture': give one of image");
   EXPECT_EQ(CompileError({FlipOp{}}, Plain(DType::kInt64, {})),
             "map[0].flip: wants an image [h, w] or [h, w, c], found image "
             "int64 []");

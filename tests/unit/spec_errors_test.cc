@@ -348,7 +348,7 @@ constexpr Case kMapCases[] = {
     {"resize", "resize: {feature: x, size: 4}", "resize",
      "wants an image [h, w] or [h, w, c], found x float32 [4]"},
     {"resize", "resize: {feature: gone, size: 4}", "resize",
-     "no feature 'gone'; `feature: NAME` chooses: image, gray"},
+     "no feature 'gone': give one of image, gray"},
     {"pad", "pad: {}", "pad", "give exactly one of by (above 0), size"},
     {"pad", "pad: {size: 4}", "pad",
      "size 4 x 4 is smaller than image uint8 [8, 8, 3]; use crop"},
