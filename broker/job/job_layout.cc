@@ -162,8 +162,9 @@ StatusOr<Job::Layout> Job::PlanLayout(const JobOptions& options,
       lanes = options.consumers_max;
       // Rows of a stream are retained for every slot.
       if (ahead && !std::holds_alternative<StreamSource>(spec.source)) {
-        prefetch = PrefetchOf(spec.prefetch,
-                              lanes * row_bytes * plan.max_batch_rows(0));
+        const uint64_t bytes = row_bytes * plan.max_batch_rows(0);
+        const uint64_t pages = (bytes + kPageBytes - 1) / kPageBytes;
+        prefetch = PrefetchOf(spec.prefetch, lanes * pages * kPageBytes);
       }
       leases = prefetch.most() + spec.hold;
       slots = leases;

@@ -5,6 +5,11 @@
 
 namespace penstock {
 
+double NormalVariate(const AugmentationDraws& draws, uint32_t draw) {
+  return std::sqrt(-2 * std::log(1 - draws.Uniform(draw))) *
+         std::cos(2 * std::numbers::pi * draws.Uniform(draw + 1));
+}
+
 double GammaVariate(double alpha, const AugmentationDraws& draws, uint32_t g) {
   constexpr uint32_t kAttempts = 21;
   constexpr double kTiny = 1e-300;
@@ -14,9 +19,7 @@ double GammaVariate(double alpha, const AugmentationDraws& draws, uint32_t g) {
   const double c = 1 / std::sqrt(9 * d);
   double value = d;
   for (uint32_t t = 0; t < kAttempts; ++t) {
-    const double normal =
-        std::sqrt(-2 * std::log(1 - draws.Uniform(first + 3 * t))) *
-        std::cos(2 * std::numbers::pi * draws.Uniform(first + 3 * t + 1));
+    const double normal = NormalVariate(draws, first + 3 * t);
     const double root = 1 + c * normal;
     if (root <= 0) continue;
     const double v = root * root * root;

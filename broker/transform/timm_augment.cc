@@ -4,11 +4,11 @@
 #include <array>
 #include <cmath>
 #include <cstddef>
-#include <numbers>
 #include <utility>
 #include <vector>
 
 #include "broker/declare/declaration.h"
+#include "broker/transform/gamma.h"
 #include "broker/transform/path_builder.h"
 
 namespace penstock {
@@ -130,11 +130,6 @@ void Apply(const Chosen& chosen, const std::vector<std::byte>& fill,
   }
 }
 
-double Normal(const AugmentationDraws& draws, uint32_t draw) {
-  return std::sqrt(-2 * std::log(1 - draws.Uniform(draw))) *
-         std::cos(2 * std::numbers::pi * draws.Uniform(draw + 1));
-}
-
 PictureStep StepOf(const TimmRandAugmentOp& op,
                    std::optional<Interpolation> interpolation,
                    std::vector<std::byte> fill) {
@@ -146,7 +141,7 @@ PictureStep StepOf(const TimmRandAugmentOp& op,
     for (int64_t i = 0; i < operations; ++i) {
       const uint32_t draw = kDraws * static_cast<uint32_t>(i);
       if (draws.Uniform(draw + 1) >= probability) continue;
-      const double drawn = magnitude + std * Normal(draws, draw + 2);
+      const double drawn = magnitude + std * NormalVariate(draws, draw + 2);
       const bool bilinear = draws.Uniform(draw + 5) < 0.5;
       Apply(
           {.what = static_cast<Operation>(draws.Choice(draw, kOperations)),

@@ -66,6 +66,16 @@ class TuningTest : public DeliveryTest {
     const StatusOr<Message> answer = Request(socket->get(), {{"op", "status"}});
     return answer.ok() ? answer->json : nlohmann::json::object();
   }
+  // waits:sleeps, for brokers that are started from now on.
+  void UseFunctionThatSleeps(double seconds) {
+    broker_.Write("waits.py", Format("import time\n\n\n"
+                                     "def sleeps(row):\n"
+                                     "    time.sleep({})\n"
+                                     "    return row\n",
+                                     seconds));
+    setenv("PENSTOCK_PYTHON_PATH", broker_.folder().c_str(), 1);
+    setenv("PENSTOCK_PYTHON", "/usr/bin/python3", 1);  // the one with NumPy
+  }
   // Polls the status until reached(status) or for kPatience.
   template <typename Reached>
   nlohmann::json WaitFor(const Reached& reached) const {
@@ -102,13 +112,7 @@ TEST_F(TuningTest, WorkersWhoseReadsBlockThemBecomeMore) {
 }
 
 TEST_F(TuningTest, MoreIsMadeAheadForRanksThatTakeBatchesInBursts) {
-  broker_.Write("waits.py",
-                "import time\n\n\n"
-                "def sleeps(row):\n"
-                "    time.sleep(0.001)\n"
-                "    return row\n");
-  setenv("PENSTOCK_PYTHON_PATH", broker_.folder().c_str(), 1);
-  setenv("PENSTOCK_PYTHON", "/usr/bin/python3", 1);  // the one with NumPy
+  UseFunctionThatSleeps(0.001);
   StartBroker({"--workers", "1"});
   const std::string spec = RangeSpec(
       "100000",
@@ -148,13 +152,7 @@ TEST_F(TuningTest, MoreIsMadeAheadForRanksThatTakeBatchesInBursts) {
 }
 
 TEST_F(TuningTest, ProcessesThatWaitBecomeMore) {
-  broker_.Write("waits.py",
-                "import time\n\n\n"
-                "def sleeps(row):\n"
-                "    time.sleep(0.05)\n"
-                "    return row\n");
-  setenv("PENSTOCK_PYTHON_PATH", broker_.folder().c_str(), 1);
-  setenv("PENSTOCK_PYTHON", "/usr/bin/python3", 1);  // the one with NumPy
+  UseFunctionThatSleeps(0.05);
   const std::string spec = RangeSpec(
       "100000",
       "map:\n  - python: {function: \"waits:sleeps\"}\nbatch: {size: 4}\n");
