@@ -52,7 +52,16 @@ struct DatasetSpec : PlanSpec {
   OnError on_error = OnError::kFail;
   ShardPolicy shard = ShardPolicy::kAuto;
   SpecText written;
-  bool operator==(const DatasetSpec&) const = default;
+
+  // Compiled once: they are of every kind of source and of step, some 70 types,
+  // and cost seconds of each file that would compile them.
+  DatasetSpec();
+  ~DatasetSpec();
+  DatasetSpec(const DatasetSpec&);
+  DatasetSpec(DatasetSpec&&) noexcept;
+  DatasetSpec& operator=(const DatasetSpec&);
+  DatasetSpec& operator=(DatasetSpec&&) noexcept;
+  bool operator==(const DatasetSpec&) const;
 
   static const Declaration<DatasetSpec>& Declared();
 };

@@ -18,7 +18,7 @@
 namespace penstock {
 namespace {
 
-using Json = nlohmann::ordered_json;
+using OrderedJson = nlohmann::ordered_json;
 
 constexpr size_t kProblemsShown = 20;
 
@@ -29,21 +29,21 @@ struct RecipeOptions {
   bool json = false;
 };
 
-void PrintJson(const Json& json) {
+void PrintJson(const OrderedJson& json) {
   Print(stdout, "{}\n",
-        json.dump(-1, ' ', false, Json::error_handler_t::replace));
+        json.dump(-1, ' ', false, OrderedJson::error_handler_t::replace));
 }
 
 StatusOr<int> List(const RecipeOptions& options) {
   PENSTOCK_ASSIGN_OR_RETURN(const std::vector<Recipe> recipes, AllRecipes());
   Table table({"recipe", "splits", "what"});
   std::string layouts;
-  Json list = Json::array();
+  OrderedJson list = OrderedJson::array();
   for (const Recipe& recipe : recipes) {
-    Json rows = Json::object();
+    OrderedJson rows = OrderedJson::object();
     std::string splits;
     for (const Recipe::Split& split : recipe.splits) {
-      rows[split.name] = split.rows ? Json(*split.rows) : Json();
+      rows[split.name] = split.rows ? OrderedJson(*split.rows) : OrderedJson();
       splits += (splits.empty() ? "" : ", ") + split.name;
       if (split.rows) splits += " " + FormatCount(*split.rows);
     }
@@ -90,7 +90,7 @@ StatusOr<int> Check(const RecipeOptions& options) {
                                          }));
   }
   const bool complete = check.problem_count == 0;
-  Json splits = Json::object();
+  OrderedJson splits = OrderedJson::object();
   std::string told;
   for (const Recipe::Split& split : recipe.splits) {
     if (!options.split.empty() && split.name != options.split) continue;
@@ -101,7 +101,7 @@ StatusOr<int> Check(const RecipeOptions& options) {
                    whole ? "complete" : "incomplete");
   }
   if (options.json) {
-    Json problems = Json::array();
+    OrderedJson problems = OrderedJson::array();
     for (const RecipeCheck::Problem& each : check.problems) {
       problems.push_back(
           {{"split", each.split}, {"file", each.file}, {"found", each.found}});

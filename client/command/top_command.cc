@@ -40,7 +40,7 @@ double Now() {
       .count();
 }
 
-std::string Clock() {
+std::string TimeOfDay() {
   const std::time_t now = std::time(nullptr);
   std::tm local{};
   localtime_r(&now, &local);
@@ -65,10 +65,10 @@ StatusOr<int> PrintLines(const TopOptions& options) {
     if (InterruptSignal() != 0) return 128 + InterruptSignal();
     if (!now.ok()) {
       // It may come back.
-      Print(stdout, "{} no answer: {}\n", Clock(),
+      Print(stdout, "{} no answer: {}\n", TimeOfDay(),
             Printable(now.status().message()));
     } else {
-      for (const std::string& line : TopLines(before, *now, Clock())) {
+      for (const std::string& line : TopLines(before, *now, TimeOfDay())) {
         Print(stdout, "{}\n", line);
       }
       before = *std::move(now);
@@ -89,7 +89,7 @@ class Live {
     // Before the screen: a broker that is not there is an error to read.
     PENSTOCK_ASSIGN_OR_RETURN(now_, Ask(options_, nullptr));
     before_ = now_;
-    settings_.clock = Clock();
+    settings_.clock = TimeOfDay();
     PENSTOCK_ASSIGN_OR_RETURN(screen_, Screen::Open());
     const Status ended = Loop();
     screen_.reset();
@@ -118,7 +118,7 @@ class Live {
           Ask(options_, [this](int fd) { return WaitForAnswer(fd); });
       if (quit_ || InterruptSignal() != 0) return OkStatus();
       settings_.trouble = sample.ok() ? "" : sample.status().message();
-      settings_.clock = Clock();
+      settings_.clock = TimeOfDay();
       if (sample.ok()) before_ = std::exchange(now_, *std::move(sample));
     }
   }

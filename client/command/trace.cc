@@ -30,8 +30,8 @@ namespace {
 
 using Json = nlohmann::json;
 
-constexpr double kSecondsMin = 0.1;
-constexpr double kSecondsMax = 60;
+constexpr double kTraceSecondsMin = 0.1;
+constexpr double kTraceSecondsMax = 60;
 constexpr double kAnswerSeconds = 30;  // after the trace's end
 constexpr uint64_t kEventsMax = 10'000'000;
 // Numbers of processes that Linux never gives, for groups of tracks.
@@ -219,7 +219,7 @@ Subcommand AddTrace(Command parent) {
   trace.AddOption("JOB", &options->job.job, "Name of the job (`penstock jobs`)")
       .Required();
   trace.AddOption("--seconds", &options->seconds, "For how long (default: 5)")
-      .InRange(kSecondsMin, kSecondsMax)
+      .InRange(kTraceSecondsMin, kTraceSecondsMax)
       .Type("N");
   trace.AddOption("--out", &options->out, "The file (default: trace.json)")
       .Type("FILE");

@@ -32,7 +32,7 @@ namespace {
 
 using Json = nlohmann::json;
 
-constexpr int kSecondsMax = 300;  // samples that the page keeps
+constexpr int kPageSecondsMax = 300;  // samples that the page keeps
 constexpr std::string_view kRecorded = "/*RECORDED*/null";
 constexpr std::string_view kBatches = "/*BATCHES*/null";
 constexpr size_t kBatchesKept = 4;  // jobs whose last batch a file has
@@ -209,7 +209,7 @@ Subcommand AddView(Command parent) {
           .Type("FILE.html");
   view.AddOption("--seconds", &options->seconds,
                  "How long it looks for --out (default: 10)")
-      .InRange(1, kSecondsMax)
+      .InRange(1, kPageSecondsMax)
       .Needs(out)
       .Type("N");
   port.Excludes(out);
