@@ -119,6 +119,28 @@ class TidyTest(unittest.TestCase):
             "not in the CMakeLists.txt of its room",
         )
 
+    def test_every_test_is_in_the_readme(self):
+        readme = text("tests/README.md")
+        named = set(re.findall(r"`((?:\w+/)+\w+)(?:\.\w+)?`", readme))
+        tests = {
+            str(path.relative_to("tests").with_suffix("")).removesuffix("_test")
+            for path in FILES
+            if path.parts[0] == "tests" and len(path.parts) > 2
+            and re.search(r"(_test\.(cc|py|sh)|^test_\w+\.py|_fuzz\.cc)$", path.name)
+        }
+        self.assertGreater(len(tests), 100)
+        self.assert_none(sorted(tests - {re.sub("_test$", "", each) for each in named}),
+                         "in no table of tests/README.md")
+        rooms = {test.split("/")[0] for test in tests}
+        self.assert_none(
+            [
+                name
+                for name in sorted(named)
+                if name.split("/")[0] in rooms and not list((TOP / "tests").glob(f"{name}*"))
+            ],
+            "a test that is not there, in tests/README.md",
+        )
+
     def test_every_source_is_built(self):
         def listed(path):
             # As a file, or as the argument of penstock_test(NAME ...).
