@@ -264,6 +264,19 @@ class TidyTest(unittest.TestCase):
             "no head comment (question, method, command)",
         )
 
+    def test_results_are_readable(self):
+        # What a cell has no room for stands below its table.
+        self.assert_none(
+            [
+                f"line {number}: {cell.strip()}"
+                for number, line in enumerate(text("bench/README.md").splitlines(), 1)
+                if line.startswith("|")
+                for cell in line.strip("|").split("|")
+                if len(cell.split()) > 25
+            ],
+            "a cell of over 25 words in bench/README.md",
+        )
+
     def test_names_say_what_is_inside(self):
         findings = []
         empty_class = re.compile(
