@@ -66,6 +66,12 @@ def head_comment_lines(source):
     return count
 
 
+def headings(page):
+    """The anchors of a page's headings, as GitHub makes them."""
+    titles = re.findall(r"^#+ (.*)$", re.sub(r"^```.*?^```$", "", page, flags=re.M | re.S), re.M)
+    return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
+
+
 def undocumented_functions(header, marker):
     """Functions of a C header, by the marker they begin with, that no comment
     stands right above."""
@@ -169,6 +175,24 @@ class TidyTest(unittest.TestCase):
             "no README.md in",
         )
 
+    def test_every_link_leads_somewhere(self):
+        links = [
+            (page, link)
+            for page in FILES
+            if page.suffix == ".md"
+            for link in re.findall(r"\]\(([^)\s]+)\)", text(page))
+            if not re.match(r"[a-z]+:", link)
+        ]
+        self.assertGreater(len(links), 100)
+
+        def leads(page, link):
+            path, _, heading = link.partition("#")
+            target = (TOP / page.parent / path).resolve() if path else TOP / page
+            return target.exists() and (not heading or heading in headings(text(target)))
+
+        self.assert_none([f"{page}: {link}" for page, link in links if not leads(page, link)],
+                         "a link to nothing")
+
     def test_every_source_is_in_the_readme(self):
         # plan.h, plan.cc or plan.{h,cc}: one mention stands for the pair. Kinds that
         # their room's kinds.h lists are told of by the tables made of declarations.
@@ -240,6 +264,17 @@ class TidyTest(unittest.TestCase):
             with self.subTest(room=readme.parent.name):
                 self.assertEqual([line[3:] for line in lines if line.startswith("## ")], parts)
                 self.assertLessEqual(len(lines), 120, "over two screens")
+
+    def test_every_page_of_the_reference_fits_a_screen(self):
+        self.assert_none(
+            [
+                page
+                for page in FILES
+                if page.parts[0] == "common" and page.suffix == ".md"
+                and len(text(page).splitlines()) > 75
+            ],
+            "over a screen: split it by subject, and name the page in its README.md",
+        )
 
     def test_every_fuzz_input_is_named_for_what_is_in_it(self):
         # libFuzzer names its findings by a hash, in the first folder it is given.
