@@ -167,9 +167,9 @@ std::string MarkdownOf(const Described& described) {
                         Wrapped(text, "", "", kPageColumns) + "\n" +
                         KeyListOf(declared) + "\n";
   if (!declared.gives().empty()) {
-    section += Wrapped(Format("Gives: {}", declared.gives()), "", "",
-                       kPageColumns) +
-               "\n";
+    section +=
+        Wrapped(Format("Gives: {}", declared.gives()), "", "", kPageColumns) +
+        "\n";
   }
   return section +
          Wrapped(Format("`{}`", described.Example()), "", "", kPageColumns);
