@@ -11,7 +11,7 @@
 Each step returns a new Dataset. Nothing is read or checked here: the broker
 checks a spec at the attach (``penstock check`` does so at any time), and its errors
 name the key (``spec: map[0].cast.dtype: ...``). None stands for the spec's default,
-below in parentheses; common/README.md documents the format.
+below in parentheses; common/spec/ documents the format.
 
 A spec has no order of its steps, but for those of ``map`` and those that select
 records. So a selection that tf.data would make of something else, such as ``take``
