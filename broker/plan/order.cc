@@ -201,7 +201,7 @@ class Sharded final : public Derived {
     return of_->At(run.first + place - run.before, pass, shuffling);
   }
   uint32_t shuffled_parts() const override { return steps_.size(); }
-  const OrderSteps* steps() const override { return &steps_; }
+  const Steps* steps() const override { return &steps_; }
   uint64_t memory_bytes() const override {
     uint64_t bytes = of_->memory_bytes() + steps_.memory_bytes();
     for (const Shard& shard : shards_) {
@@ -503,7 +503,7 @@ class Proportion {
   std::vector<uint64_t> ends_;  // else: the rows up to the end of each slot
 };
 
-class Mixed final : public MixOrder, private OrderSteps {
+class Mixed final : public MixOrder, private Steps {
  public:
   // Turns from `turn` on, until the next stretch.
   struct Stretch {
@@ -537,12 +537,13 @@ class Mixed final : public MixOrder, private OrderSteps {
   Mixed(std::shared_ptr<const PartOrders> parts, Rule rule, PartPasses numbers,
         Made made)
       : MixOrder(made.rows),
+        Steps(made.rows, made.turns,
+              *std::max_element(rule.blocks.begin(), rule.blocks.end())),
         parts_(std::move(parts)),
         rule_(std::move(rule)),
         numbers_(std::move(numbers)),
         stretches_(std::move(made.stretches)),
-        passes_(std::move(made.passes)),
-        turns_(made.turns) {}
+        passes_(std::move(made.passes)) {}
 
   Row At(uint64_t index, uint64_t pass, Shuffling shuffling) const override {
     const Turn at = TurnOf(index);
@@ -603,9 +604,7 @@ class Mixed final : public MixOrder, private OrderSteps {
     return std::unique_ptr<Order>(std::make_unique<Mixed>(
         parts_, std::move(rule), numbers_, std::move(made)));
   }
-  const OrderSteps* steps() const override {
-    return rule_.steps ? this : nullptr;
-  }
+  const Steps* steps() const override { return rule_.steps ? this : nullptr; }
 
  private:
   struct Turn {
@@ -615,21 +614,17 @@ class Mixed final : public MixOrder, private OrderSteps {
     uint64_t of_part = 0;  // turns of the part before, in the pass
   };
 
-  uint64_t count() const override { return turns_; }
-  uint64_t full_count() const override { return turns_; }
-  uint64_t global_batch() const override {
-    return *std::max_element(rule_.blocks.begin(), rule_.blocks.end());
-  }
   uint64_t Begin(uint64_t step) const override {
     const Stretch& stretch = StretchAt(&Stretch::turn, step);
     return stretch.row + stretch.proportion->RowsBefore(step - stretch.turn);
   }
   uint64_t StepAt(uint64_t row) const override {
-    if (row >= size()) return turns_;
+    if (row >= size()) return count();
     const Turn turn = TurnOf(row);
     return turn.number + (turn.row < row);
   }
-  uint64_t Following(uint64_t row, uint64_t i) const override {
+  const char* fixed_by() const override { return "batch.by_part"; }
+  uint64_t Following(uint64_t row, uint64_t i, uint64_t) const override {
     const Turn turn = TurnOf(row);
     return turn.row + (row - turn.row + i) % rule_.blocks[turn.part];
   }
@@ -674,7 +669,6 @@ class Mixed final : public MixOrder, private OrderSteps {
   const std::vector<Stretch> stretches_;
   // Of each part, how many of its passes are begun in one of the mix.
   const std::vector<uint64_t> passes_;
-  const uint64_t turns_;
 };
 
 }  // namespace

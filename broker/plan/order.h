@@ -15,9 +15,9 @@
 #include <utility>
 #include <vector>
 
-#include "broker/plan/order_steps.h"
 #include "broker/plan/permutation.h"
 #include "broker/plan/plan_spec.h"
+#include "broker/plan/steps.h"
 #include "common/status.h"
 
 namespace penstock {
@@ -80,9 +80,9 @@ class Order {
   // How many parts it shuffles itself; 0: it is shuffled as a whole. A mix that
   // were shuffled as a whole would lose its proportions.
   virtual uint32_t shuffled_parts() const { return 0; }
-  // Its steps, if it lies in steps of its own (InShards, InBatches); nullptr:
-  // any will do.
-  virtual const OrderSteps* steps() const { return nullptr; }
+  // Its steps, of a pass each, if it lies in steps of its own (InShards,
+  // InBatches); nullptr: any will do.
+  virtual const Steps* steps() const { return nullptr; }
   // A record may come several times in a pass.
   virtual bool repeats() const { return false; }
   // This, if it is a mix: its weights may change while a job runs.
