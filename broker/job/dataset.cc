@@ -7,6 +7,9 @@
 
 #include "broker/declare/spec_path.h"
 #include "broker/index/fingerprint.h"
+#include "broker/plan/mix.h"
+#include "broker/plan/shard_by_file.h"
+#include "broker/plan/windows.h"
 #include "broker/transform/mixup.h"
 #include "common/quantity.h"
 

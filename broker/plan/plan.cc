@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cassert>
 
+#include "broker/plan/mix.h"
 #include "common/quantity.h"
 
 namespace penstock {

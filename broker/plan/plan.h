@@ -53,6 +53,7 @@
 #include "broker/plan/order.h"
 #include "broker/plan/plan_spec.h"
 #include "broker/plan/steps.h"
+#include "common/exact_max.h"
 #include "common/job_state.h"
 #include "common/layout.h"
 #include "common/status.h"
@@ -79,7 +80,7 @@ class Plan {
  public:
   // Limit on a job's rows over all epochs: positions then never wrap, share a
   // word with the phase (StepId), and are exact in every reader of JSON.
-  static constexpr uint64_t kTotalRowsMax = uint64_t{1} << 53;
+  static constexpr uint64_t kTotalRowsMax = kExactMax;
   static_assert(kTotalRowsMax < uint64_t{1} << kPositionBits &&
                 kTotalRowsMax <= Permutation::kRecordsMax);
 

@@ -22,6 +22,50 @@ uint64_t CountOf(const std::vector<uint64_t>& rows, uint64_t global_batch) {
   return steps;
 }
 
+std::vector<uint64_t> RowsOf(const std::vector<Shard>& shards) {
+  std::vector<uint64_t> rows;
+  for (const Shard& shard : shards) rows.push_back(shard.rows);
+  return rows;
+}
+
+// Steps of its own: the next rows of each shard, one shard after the other.
+class Sharded final : public Derived {
+ public:
+  Sharded(std::unique_ptr<Order> of, std::vector<Shard> shards, uint64_t size,
+          uint64_t global_batch)
+      : Derived(std::move(of), size),
+        shards_(std::move(shards)),
+        steps_(RowsOf(shards_), global_batch) {}
+
+  Row At(uint64_t index, uint64_t pass, Shuffling shuffling) const override {
+    auto [number, place] = steps_.Find(index);
+    const Shard& shard = shards_[number];
+    if (shuffling.spec != nullptr) {
+      place = shuffling.last->Of(shuffling.first_part + number, *shuffling.spec,
+                                 shard.rows, pass)(place);
+    }
+    const Shard::Run& run =
+        *std::prev(std::upper_bound(shard.runs.begin(), shard.runs.end(), place,
+                                    [](uint64_t row, const Shard::Run& each) {
+                                      return row < each.before;
+                                    }));
+    return of_->At(run.first + place - run.before, pass, shuffling);
+  }
+  uint32_t shuffled_parts() const override { return steps_.size(); }
+  const Steps* steps() const override { return &steps_; }
+  uint64_t memory_bytes() const override {
+    uint64_t bytes = of_->memory_bytes() + steps_.memory_bytes();
+    for (const Shard& shard : shards_) {
+      bytes += shard.runs.capacity() * sizeof(Shard::Run);
+    }
+    return bytes;
+  }
+
+ private:
+  const std::vector<Shard> shards_;
+  const ShardSteps steps_;
+};
+
 }  // namespace
 
 ShardSteps::ShardSteps(std::vector<uint64_t> rows, uint64_t global_batch)
@@ -201,6 +245,15 @@ uint64_t ShardSteps::Following(uint64_t row, uint64_t i, uint64_t) const {
   Place place = Find(row);
   place.index = (place.index + i) % rows_[place.shard];
   return RowOf(place);
+}
+
+std::unique_ptr<Order> InShards(std::unique_ptr<Order> of,
+                                std::vector<Shard> shards,
+                                uint64_t global_batch) {
+  uint64_t rows = 0;
+  for (const Shard& shard : shards) rows += shard.rows;
+  return std::make_unique<Sharded>(std::move(of), std::move(shards), rows,
+                                   global_batch);
 }
 
 }  // namespace penstock

@@ -11,8 +11,10 @@
 #define BROKER_PLAN_SHARD_STEPS_H_
 
 #include <cstdint>
+#include <memory>
 #include <vector>
 
+#include "broker/plan/order.h"
 #include "broker/plan/steps.h"
 #include "common/status.h"
 
@@ -94,6 +96,21 @@ class ShardSteps final : public Steps {
   std::vector<Node> nodes_;
   std::vector<Segment> segments_;
 };
+
+// A shard: rows of a pass, as runs of neighbours.
+struct Shard {
+  struct Run {
+    uint64_t first = 0;   // of the pass
+    uint64_t before = 0;  // rows of the shard before it
+  };
+  std::vector<Run> runs;
+  uint64_t rows = 0;
+};
+// The rows of these shards (none of which is empty), as ShardSteps says; each
+// is shuffled alone. global_batch: not less than there are shards.
+std::unique_ptr<Order> InShards(std::unique_ptr<Order> of,
+                                std::vector<Shard> shards,
+                                uint64_t global_batch);
 
 }  // namespace penstock
 #endif  // BROKER_PLAN_SHARD_STEPS_H_
