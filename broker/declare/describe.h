@@ -29,7 +29,7 @@ std::string TextOf(const LogMessage& message);
 // Two lines or more: the key, its value and its meaning.
 std::string KeyOf(const DeclarationBase& declared,
                   const DeclarationBase::Field& field);
-// Of all keys.
+// The names of all keys.
 std::string KeysOf(const DeclarationBase& declared);
 
 }  // namespace penstock

@@ -1,6 +1,6 @@
-// All steps of `select`, in the order in which people are told of them. A new one
-// is a pair of files with a struct, its Declared and its Apply, and a line of each
-// list here.
+// All steps of `select`, in the order in which people are told of them. A new
+// one is a pair of files with a struct, its Declared and its Apply, and a line
+// of each list here.
 #ifndef BROKER_PLAN_KINDS_H_
 #define BROKER_PLAN_KINDS_H_
 

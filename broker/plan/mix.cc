@@ -300,7 +300,7 @@ class Mixed final : public MixOrder, private Steps {
   const Rule rule_;
   const PartPasses numbers_;
   const std::vector<Stretch> stretches_;
-  // Of each part, how many of its passes are begun in one of the mix.
+  // How many passes of each part are begun in one of the mix.
   const std::vector<uint64_t> passes_;
 };
 

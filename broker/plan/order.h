@@ -83,7 +83,7 @@ class Order {
     uint64_t pass = 0;  // keys its random numbers
     bool operator==(const Row&) const = default;
   };
-  // Of the plan that asks.
+  // How the plan that asks shuffles.
   struct Shuffling {
     const ShuffleSpec* spec = nullptr;  // nullptr: parts come in their order
     Shuffles* last = nullptr;
@@ -121,7 +121,7 @@ class Order {
   std::string warning_;
 };
 
-// Of an order that would have more rows than a plan takes.
+// The error of an order with more rows than a plan takes.
 Status TooManyRows();
 
 // Records [first, first + count), as they come.

@@ -226,10 +226,10 @@ Plan::RankBatch Plan::RankBatchOf(uint64_t step, uint32_t rank) const {
                          ? steps_->RankRowsMax(full, rank, world_size_)
                          : rows;
   // Epochs after the first have equally many steps.
-  batch.last_of_epoch = !batch.extra && (step + 1 - start_.owed.size() +
-                                         steps_per_epoch_ - first_epoch_steps_) %
-                                                steps_per_epoch_ ==
-                                            0;
+  const uint64_t after = step + 1 - start_.owed.size();
+  batch.last_of_epoch =
+      !batch.extra &&
+      (after + steps_per_epoch_ - first_epoch_steps_) % steps_per_epoch_ == 0;
   batch.last_of_data = total_steps_ && step + 1 == *total_steps_;
   return batch;
 }

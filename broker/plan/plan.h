@@ -125,7 +125,7 @@ class Plan {
   uint64_t order_bytes() const { return order_->memory_bytes(); }
   // What works, but not as it should, for people.
   std::string warning() const { return order_->warning(); }
-  // Of a pass.
+  // Records of a pass.
   uint64_t records() const { return records_; }
   uint32_t world_size() const { return world_size_; }
   // Rows of a full step over all ranks.
@@ -240,8 +240,8 @@ class Plan {
   uint64_t RowsOfSteps(uint64_t steps) const;
 
   PlanStart start_;
-  // Of the epoch of the start, owed excluded: a whole epoch's step and its row
-  // that the first is like, and how many there are.
+  // In the epoch of the start, its first step (owed excluded) is like this one
+  // of a whole epoch, which begins with this row; and it has so many.
   uint64_t first_step_ = 0;
   uint64_t first_step_row_ = 0;
   uint64_t first_epoch_steps_ = 0;

@@ -31,7 +31,7 @@ struct SampleStep {
                                          const SelectContext& context) const;
 
  private:
-  // Of a record with this value in the column that has or decides its weight.
+  // The weight of a record with this value in the column that decides it.
   StatusOr<double> WeightOf(const ColumnValue& value, uint64_t record,
                             ValueWeights* of_values) const;
   StatusOr<std::unique_ptr<Order>> EachOnce(std::unique_ptr<Order> of,

@@ -1,5 +1,5 @@
-// What a selection may go by and take, and what its steps ask of it. All that the
-// header of a step needs.
+// What a selection may go by and take, and what its steps ask of it. All that
+// the header of a step needs.
 #ifndef BROKER_PLAN_SELECT_CONTEXT_H_
 #define BROKER_PLAN_SELECT_CONTEXT_H_
 

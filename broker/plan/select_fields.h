@@ -11,7 +11,7 @@
 
 namespace penstock {
 
-// Of rows in a step.
+// The largest number of parts, or of times, that a step may name.
 inline constexpr uint32_t kPartsMax = uint32_t{1} << 20;
 
 ValueType<uint64_t> Seeds();

@@ -30,7 +30,7 @@ StatusOr<std::unique_ptr<Order>> ShardByFile(std::unique_ptr<Order> of,
         "batch of {} rows or more, or {}",
         Counted(global_batch, "row", "rows"), shards, shards, kWayOut);
   }
-  // Of a source whose records are files, that is their path.
+  // Where records are files, their path tells them apart.
   StatusOr<Column> file = FindColumn("file", context);
   if (!file.ok()) file = FindColumn("path", context);
   if (!file.ok()) {

@@ -388,7 +388,7 @@ const Declaration<PartSpec>& DeclaredPart() {
   return declared;
 }
 
-// Of a kind of source where `source` is wanted, the remedy is told.
+// Where a kind of source stands instead of `source`, the remedy is told.
 ValueType<PartSpec> Part() {
   ValueType<PartSpec> type = MappingOf(DeclaredPart());
   type.read = [read = type.read](const YamlValue& value,
