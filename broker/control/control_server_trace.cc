@@ -15,6 +15,7 @@
 
 #include "broker/control/control_server.h"
 #include "broker/workers/trace.h"
+#include "common/deadline.h"
 #include "common/message.h"
 
 namespace penstock {
@@ -26,9 +27,6 @@ constexpr uint64_t kLookCostFactor = 100;
 uint64_t Nanoseconds(auto duration) {
   return static_cast<uint64_t>(
       std::chrono::duration_cast<std::chrono::nanoseconds>(duration).count());
-}
-uint64_t NowNs() {
-  return Nanoseconds(std::chrono::steady_clock::now().time_since_epoch());
 }
 
 StatusOr<Fd> MemfdOf(const std::vector<TraceEvent>& events) {
@@ -68,7 +66,7 @@ ControlServer::Answer ControlServer::StartTrace(const Call& call) {
   tracing_->seconds = call.request.at("seconds").get<double>();
   tracing_->began_unix_ns =
       Nanoseconds(std::chrono::system_clock::now().time_since_epoch());
-  const uint64_t now_ns = NowNs();
+  const uint64_t now_ns = MonotonicNs();
   tracing_->end_ns = now_ns + static_cast<uint64_t>(tracing_->seconds * 1e9);
   workers_->trace().Start(now_ns);
   call.connection->waiting = true;
@@ -80,7 +78,7 @@ void ControlServer::LookAtRanks() {
   uint64_t expirations = 0;
   [[maybe_unused]] const ssize_t count =
       read(tracing_->timer.get(), &expirations, sizeof(expirations));
-  const uint64_t now_ns = NowNs();
+  const uint64_t now_ns = MonotonicNs();
   const bool over = now_ns >= tracing_->end_ns;
   for (const std::weak_ptr<Job>& each : tracing_->jobs) {
     const std::shared_ptr<Job> job = each.lock();
@@ -106,7 +104,7 @@ void ControlServer::LookAtRanks() {
     }
   }
   if (over) return EndTrace();
-  const uint64_t cost_ns = NowNs() - now_ns;
+  const uint64_t cost_ns = MonotonicNs() - now_ns;
   const uint64_t next_ns = std::min(
       std::max(kLookNs, kLookCostFactor * cost_ns), tracing_->end_ns - now_ns);
   itimerspec when{};

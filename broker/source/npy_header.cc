@@ -241,7 +241,7 @@ StatusOr<NpyHeader> ParseNpyHeader(const std::string& name,
   }
   NpyHeader header;
   PENSTOCK_RETURN_IF_ERROR(ParseDescr(name, fields.descr, &header));
-  // Of one dimension or none, both orders are the same.
+  // With one dimension or none, both orders are the same.
   if (fields.fortran_order && fields.shape.size() > 1) {
     return InvalidArgumentError(
         "{}: its values are in Fortran's order; save np.ascontiguousarray(a)",

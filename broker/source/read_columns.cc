@@ -32,7 +32,7 @@ constexpr char kCacheKind[] = "column";
 constexpr uint64_t kTurn = 1 << 14;
 constexpr uint32_t kInFlight = 64;
 constexpr uint64_t kInFlightBytes = uint64_t{8} << 20;
-// Of a file whose size is not known before it is read.
+// Bytes of a file whose size is not known before it is read.
 constexpr uint64_t kFileBytes = uint64_t{1} << 20;
 // What a text takes besides its bytes, in a map and in the list.
 constexpr uint64_t kTextBytes = 128;
@@ -190,7 +190,7 @@ class Texts {
   std::unordered_map<std::string, uint32_t> places_;
 };
 
-// Of one thread, which asks the list of all only for a text that is new to it.
+// The texts that one thread knows: it asks the list of all only for a new one.
 class KnownTexts {
  public:
   explicit KnownTexts(Texts* all) : all_(all) {}
@@ -281,8 +281,11 @@ class ColumnValues {
 
   Status Read(const Source& source, OpenProgress* progress) {
     Texts texts(progress);
-    (readable_.bytes_feature ? places_.resize(records_)
-                             : numbers_.resize(records_));
+    if (readable_.bytes_feature) {
+      places_.resize(records_);
+    } else {
+      numbers_.resize(records_);
+    }
     progress->done = 0;
     progress->total = records_;
     const auto turns = static_cast<size_t>((records_ + kTurn - 1) / kTurn);

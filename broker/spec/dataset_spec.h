@@ -39,7 +39,7 @@ struct DatasetSpec : PlanSpec {
   SourceSpec source;
   std::vector<SelectSpec> select;
   uint64_t seed = 0;  // of augmentation; default: shuffle's
-  // Of each part of the source; none: `map` alone. They come before `map`.
+  // Maps of the parts of the source; none: `map` alone. They come before `map`.
   std::vector<std::vector<TransformSpec>> map_by_part;
   std::vector<TransformSpec> map;
   std::optional<CacheSpec> cache;  // this, or a snapshot

@@ -55,7 +55,7 @@ HWY_INLINE void Narrow(Pixels pixels, uint32_t* both) {
 HWY_INLINE Pixels Magnitude(Pixels value) { return value < 0 ? -value : value; }
 HWY_INLINE Pixels Least(Pixels a, Pixels b) { return a < b ? a : b; }
 
-// Of two rows: all bits set where the Paeth predictor has that neighbour, and
+// Two rows: all bits set where the Paeth predictor has that neighbour, and
 // where the mean is taken instead. With one neighbour alone it is that one:
 // Sub and Up.
 struct Neighbours {
