@@ -23,7 +23,7 @@ Status LibraryError(int code) {
   return Status(static_cast<StatusCode>(-code), penstock_error());
 }
 
-// Of the job with this name: what it left out.
+// The records that the job with this name left out.
 Json BrokenRecords(const std::string& socket, const std::string& job) {
   Json broken = {{"count", 0}};
   const auto answer = CallBroker(socket, {{"op", "status"}});

@@ -113,7 +113,7 @@ void PrintTable(const Json& statistics) {
   Print(stdout, "{}", table.ToString());
 }
 
-// Of features, and of channels, whose values are all the same.
+// Warns of features, and of channels, whose values are all the same.
 void WarnOfConstants(const Json& features) {
   constexpr size_t kShown = 8;
   std::vector<std::string> constant;
@@ -164,7 +164,7 @@ StatusOr<int> Analyze(const AnalyzeOptions& options) {
       const std::unique_ptr<PrivateBroker> broker,
       PrivateBroker::Start(options.broker.Without(kReported)));
   PENSTOCK_ASSIGN_OR_RETURN(const Json spec, ParsedSpec(broker.get(), file));
-  // Of one row a batch first: how large is a row?
+  // The first spec has one row a batch: how large is a row?
   PENSTOCK_ASSIGN_OR_RETURN(const AnalyzedSpec of_one, SpecToAnalyze(spec, 1));
   SpecFile adapted = file;
   adapted.name = "";

@@ -26,7 +26,7 @@ StatusOr<int> Help(const CLI::App& app, const HelpOptions& options) {
       PrintError("`penstock help` has no JSON; `penstock help spec` has");
       return kExitUsage;
     }
-    // Of the command: app.help() is that of the subcommand that was chosen.
+    // The command's help: app.help() is that of the subcommand that was chosen.
     Print(stdout, "{}",
           app.get_formatter()->make_help(&app, app.get_name(),
                                          CLI::AppFormatMode::Normal));
