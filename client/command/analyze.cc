@@ -3,7 +3,6 @@
 #include <sched.h>
 #include <unistd.h>
 
-#include <CLI/CLI.hpp>
 #include <algorithm>
 #include <optional>
 #include <span>
@@ -14,7 +13,6 @@
 #include "client/command/analyze_spec.h"
 #include "client/command/first_batch.h"
 #include "client/command/json_field.h"
-#include "client/command/number_range.h"
 #include "client/command/output_file.h"
 #include "client/command/private_broker.h"
 #include "client/command/spec_file.h"
@@ -22,6 +20,7 @@
 #include "client/command/statistics_plot.h"
 #include "client/command/subcommand.h"
 #include "client/command/table.h"
+#include "common/command_line.h"
 #include "common/printable.h"
 #include "common/quantity.h"
 
@@ -214,26 +213,26 @@ StatusOr<int> Analyze(const AnalyzeOptions& options) {
 
 }  // namespace
 
-Subcommand AddAnalyze(CLI::App& app) {
-  CLI::App* const analyze = app.add_subcommand(
+Subcommand AddAnalyze(Command parent) {
+  Command analyze = parent.AddCommand(
       "analyze", "Find the statistics of a dataset's features");
   const auto options = std::make_shared<AnalyzeOptions>();
-  analyze->add_option("SPEC.yaml", options->spec, "Spec of the dataset")
-      ->required();
-  analyze->add_option("--out", options->out, "The file to write")
-      ->type_name("FILE.json")
-      ->capture_default_str();
-  analyze->add_option("--plot", options->plot, "Draw histograms")
-      ->type_name("FILE.png");
+  analyze.AddOption("SPEC.yaml", &options->spec, "Spec of the dataset")
+      .Required();
+  analyze.AddOption("--out", &options->out, "The file to write")
+      .Type("FILE.json")
+      .ShowDefault();
+  analyze.AddOption("--plot", &options->plot, "Draw histograms")
+      .Type("FILE.png");
   analyze
-      ->add_option("--tokens-max", options->tokens_max,
-                   "Different words or integers to count exactly, of a feature")
-      ->type_name("N")
-      ->capture_default_str()
-      ->check(InRange(uint64_t{1}, kTokensMax));
-  analyze->add_flag("--json", options->json, "Print the statistics as JSON");
+      .AddOption("--tokens-max", &options->tokens_max,
+                 "Different words or integers to count exactly, of a feature")
+      .Type("N")
+      .ShowDefault()
+      .InRange(uint64_t{1}, kTokensMax);
+  analyze.AddFlag("--json", &options->json, "Print the statistics as JSON");
   options->broker.AddTo(analyze);
-  analyze->footer(
+  analyze.SetFooter(
       "Every record is read once. A feature is analyzed as its first step "
       "with\n"
       "`from` finds it, or as the spec delivers it. Records that cannot be "

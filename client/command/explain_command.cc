@@ -10,7 +10,6 @@
 #include <sys/ioctl.h>
 #include <unistd.h>
 
-#include <CLI/CLI.hpp>
 #include <algorithm>
 #include <atomic>
 #include <chrono>
@@ -25,7 +24,6 @@
 #include "client/command/interrupt.h"
 #include "client/command/job_options.h"
 #include "client/command/json_field.h"
-#include "client/command/number_range.h"
 #include "client/command/output_file.h"
 #include "client/command/penstockd_output.h"
 #include "client/command/private_broker.h"
@@ -34,6 +32,7 @@
 #include "client/command/subcommand.h"
 #include "client/command/table.h"
 #include "client/penstock.h"
+#include "common/command_line.h"
 #include "common/message.h"
 #include "common/printable.h"
 #include "common/quantity.h"
@@ -587,23 +586,23 @@ bool IsFile(const std::string& name) {
 
 }  // namespace
 
-Subcommand AddExplain(CLI::App& app) {
-  CLI::App* const explain = app.add_subcommand(
+Subcommand AddExplain(Command parent) {
+  Command explain = parent.AddCommand(
       "explain", "Measure each stage of a dataset, and find what limits");
   const auto options = std::make_shared<ExplainOptions>();
   explain
-      ->add_option("SPEC.yaml|JOB", options->job.job,
-                   "Spec of a dataset, or name of a running job")
-      ->required();
+      .AddOption("SPEC.yaml|JOB", &options->job.job,
+                 "Spec of a dataset, or name of a running job")
+      .Required();
   explain
-      ->add_option("--seconds", options->seconds,
-                   "For how long it measures (default: 15)")
-      ->type_name("N")
-      ->check(InRange(kSecondsMin, kSecondsMax));
-  explain->add_flag("--json", options->json, "Print one JSON object");
+      .AddOption("--seconds", &options->seconds,
+                 "For how long it measures (default: 15)")
+      .Type("N")
+      .InRange(kSecondsMin, kSecondsMax);
+  explain.AddFlag("--json", &options->json, "Print one JSON object");
   options->job.AddTo(explain);
   options->broker.AddTo(explain);
-  explain->footer(
+  explain.SetFooter(
       "Of a spec, a private broker and one process that only reads its "
       "batches\n"
       "show what this machine can do: reads of storage and of the page cache, "

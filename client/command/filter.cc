@@ -1,6 +1,5 @@
 // penstock filter: asks a Python function of each record whether it is kept,
 // and writes the answers for `select: [filter: {records: FILE}]`.
-#include <CLI/CLI.hpp>
 #include <algorithm>
 #include <array>
 #include <cstdlib>
@@ -17,6 +16,7 @@
 #include "client/command/spec_file.h"
 #include "client/command/subcommand.h"
 #include "client/command/table.h"
+#include "common/command_line.h"
 #include "common/kept_records.h"
 #include "common/printable.h"
 #include "common/quantity.h"
@@ -315,19 +315,19 @@ StatusOr<int> FilterAndTell(const FilterOptions& options) {
 
 }  // namespace
 
-Subcommand AddFilter(CLI::App& app) {
-  CLI::App* const filter = app.add_subcommand(
+Subcommand AddFilter(Command parent) {
+  Command filter = parent.AddCommand(
       "filter", "Choose a dataset's records by a Python function");
   const auto options = std::make_shared<FilterOptions>();
-  filter->add_option("SPEC.yaml", options->spec, "Spec of the dataset")
-      ->required();
+  filter.AddOption("SPEC.yaml", &options->spec, "Spec of the dataset")
+      .Required();
   filter
-      ->add_option("FUNCTION", options->function,
-                   "It gets a row as a dict of arrays, and returns True to "
-                   "keep the record or False")
-      ->type_name("MODULE:FUNCTION")
-      ->required()
-      ->check([](const std::string& function) {
+      .AddOption("FUNCTION", &options->function,
+                 "It gets a row as a dict of arrays, and returns True to "
+                 "keep the record or False")
+      .Type("MODULE:FUNCTION")
+      .Required()
+      .Check([](const std::string& function) {
         const size_t colon = function.find(':');
         const bool is_name =
             colon != function.npos && colon > 0 && colon + 1 < function.size();
@@ -337,22 +337,22 @@ Subcommand AddFilter(CLI::App& app) {
                              "quality:is_clean",
                              Printable(function));
       });
-  filter->add_option("--out", options->out, "The file to write")
-      ->type_name("FILE")
-      ->capture_default_str();
+  filter.AddOption("--out", &options->out, "The file to write")
+      .Type("FILE")
+      .ShowDefault();
   filter
-      ->add_option("--steps", options->steps,
-                   "The row is made by the first N steps of `map`, which must "
-                   "not be random; 0: as the source has it, a picture as the "
-                   "bytes of its file")
-      ->type_name("N")
-      ->capture_default_str();
-  filter->add_flag("--force", options->force,
-                   "Judge all records even if the file is up to date");
-  filter->add_flag("--json", options->json,
-                   "Print the result, or the error, as JSON");
+      .AddOption("--steps", &options->steps,
+                 "The row is made by the first N steps of `map`, which must "
+                 "not be random; 0: as the source has it, a picture as the "
+                 "bytes of its file")
+      .Type("N")
+      .ShowDefault();
+  filter.AddFlag("--force", &options->force,
+                 "Judge all records even if the file is up to date");
+  filter.AddFlag("--json", &options->json,
+                 "Print the result, or the error, as JSON");
   options->broker.AddTo(filter);
-  filter->footer(
+  filter.SetFooter(
       "The module is found in the folders of PENSTOCK_PYTHON_PATH. Each "
       "record\n"
       "that the spec's `select` leaves is judged once, in parallel; specs use "

@@ -1,6 +1,5 @@
 // penstock recipe: specs of known datasets, and whether their files are all
 // there.
-#include <CLI/CLI.hpp>
 #include <algorithm>
 #include <memory>
 #include <nlohmann/json.hpp>
@@ -12,6 +11,7 @@
 #include "client/command/recipe_check.h"
 #include "client/command/subcommand.h"
 #include "client/command/table.h"
+#include "common/command_line.h"
 #include "common/printable.h"
 #include "common/quantity.h"
 
@@ -139,50 +139,50 @@ StatusOr<int> Check(const RecipeOptions& options) {
   return kExitFailure;
 }
 
-void AddName(CLI::App* app, RecipeOptions* options) {
-  app->add_option("NAME", options->name, "One of `penstock recipe list`")
-      ->required();
+void AddName(Command command, RecipeOptions* options) {
+  command.AddOption("NAME", &options->name, "One of `penstock recipe list`")
+      .Required();
 }
 
-void AddSplit(CLI::App* app, const std::string& text, RecipeOptions* options) {
-  app->add_option("--split", options->split, text)
-      ->type_name("train|validation|test");
+void AddSplit(Command command, const std::string& text,
+              RecipeOptions* options) {
+  command.AddOption("--split", &options->split, text)
+      .Type("train|validation|test");
 }
 
-void AddJson(CLI::App* app, RecipeOptions* options) {
-  app->add_flag("--json", options->json, "Print one JSON object");
+void AddJson(Command command, RecipeOptions* options) {
+  command.AddFlag("--json", &options->json, "Print one JSON object");
 }
 
 }  // namespace
 
-Subcommand AddRecipe(CLI::App& app) {
-  CLI::App* const recipe = app.add_subcommand(
+Subcommand AddRecipe(Command parent) {
+  Command recipe = parent.AddCommand(
       "recipe", "Give specs of known datasets, and check their files");
   const auto options = std::make_shared<RecipeOptions>();
-  recipe->require_subcommand(1);
-  CLI::App* const list = recipe->add_subcommand(
+  recipe.RequireCommand();
+  Command list = recipe.AddCommand(
       "list", "List the recipes, and the files that each wants");
   AddJson(list, options.get());
-  list->footer("");  // not the footer of those above
-  CLI::App* const show = recipe->add_subcommand(
-      "show", "Print a spec that `penstock check` takes");
+  Command show =
+      recipe.AddCommand("show", "Print a spec that `penstock check` takes");
   AddName(show, options.get());
-  show->add_option("PATH", options->path,
-                   "Folder of the data (default: where the spec will be)");
+  show.AddOption("PATH", &options->path,
+                 "Folder of the data (default: where the spec will be)");
   AddSplit(show, "Part of the data (default: the first, train)", options.get());
-  show->footer(
+  show.SetFooter(
       "Example:\n"
       "  penstock recipe show cifar10 /data/cifar-10-batches-bin > train.yaml");
-  CLI::App* const check = recipe->add_subcommand(
+  Command check = recipe.AddCommand(
       "check", "Look whether all files are there, with their official sizes");
   AddName(check, options.get());
-  check->add_option("PATH", options->path, "Folder of the data")->required();
+  check.AddOption("PATH", &options->path, "Folder of the data").Required();
   AddSplit(check, "Part of the data (default: all)", options.get());
   AddJson(check, options.get());
-  check->footer(
+  check.SetFooter(
       "Looks at names, sizes, first and last bytes. The exit status is 1 if\n"
       "something is missing.");
-  recipe->footer(
+  recipe.SetFooter(
       "Examples:\n"
       "  penstock recipe list\n"
       "  penstock recipe check fashion-mnist "
@@ -190,8 +190,8 @@ Subcommand AddRecipe(CLI::App& app) {
       "  penstock recipe show imagenet /data/imagenet > train.yaml\n"
       "  penstock recipe show imagenet /data/imagenet --split validation");
   return {recipe, [=]() -> StatusOr<int> {
-            if (list->parsed()) return List(*options);
-            if (show->parsed()) return Show(*options);
+            if (list.parsed()) return List(*options);
+            if (show.parsed()) return Show(*options);
             return Check(*options);
           }};
 }

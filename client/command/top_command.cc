@@ -2,7 +2,6 @@
 #include <poll.h>
 #include <unistd.h>
 
-#include <CLI/CLI.hpp>
 #include <algorithm>
 #include <chrono>
 #include <cmath>
@@ -15,10 +14,10 @@
 #include "client/command/control_call.h"
 #include "client/command/interrupt.h"
 #include "client/command/job_options.h"
-#include "client/command/number_range.h"
 #include "client/command/screen.h"
 #include "client/command/subcommand.h"
 #include "client/command/top.h"
+#include "common/command_line.h"
 #include "common/message.h"
 #include "common/printable.h"
 
@@ -195,19 +194,19 @@ class Live {
 
 }  // namespace
 
-Subcommand AddTop(CLI::App& app) {
-  CLI::App* const top =
-      app.add_subcommand("top", "Show a running broker and its jobs live");
+Subcommand AddTop(Command parent) {
+  Command top =
+      parent.AddCommand("top", "Show a running broker and its jobs live");
   const auto options = std::make_shared<TopOptions>();
   AddSocketOption(top, &options->socket);
-  top->add_option("--interval", options->interval_s,
-                  "Seconds from one look to the next (default: 1)")
-      ->check(InRange(kIntervalMin_s, kIntervalMax_s))
-      ->type_name("SECONDS");
-  top->add_option("--count", options->count, "End after so many looks")
-      ->check(InRange(uint64_t{1}))
-      ->type_name("N");
-  top->footer(
+  top.AddOption("--interval", &options->interval_s,
+                "Seconds from one look to the next (default: 1)")
+      .InRange(kIntervalMin_s, kIntervalMax_s)
+      .Type("SECONDS");
+  top.AddOption("--count", &options->count, "End after so many looks")
+      .InRange(uint64_t{1})
+      .Type("N");
+  top.SetFooter(
       "Keys: q quit; arrows, PgUp, PgDn, j, k, g scroll; space pause; r with\n"
       "or without ranks; + and - ask more and less often. In a pipe, or with\n"
       "TERM=dumb, one line is printed for each job and look.\n"
