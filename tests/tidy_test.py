@@ -334,6 +334,26 @@ class TidyTest(unittest.TestCase):
         self.assertGreater(len(declared), 20)
         self.assertEqual(declared, listed)
 
+    def test_every_linked_library_has_a_licence_that_fits(self):
+        # LGPL: of a library that is a file of its own. GPL is left to programs.
+        fits = {"Apache-2.0", "BSD-2-Clause", "BSD-3-Clause", "BSL-1.0", "IJG", "LGPL-2.1",
+                "LGPL-2.1+", "MIT", "Zlib", "libpng-2.0", "libtiff"}
+        linked = re.search(r"^# libraries\n(.*?)^#", text("packages.txt"), re.M | re.S)[1].split()
+        self.assertGreater(len(linked), 20)
+        rows = re.search(r"^## Dependencies\n(.*?)^## ", text("README.md"), re.M | re.S)[1]
+        licences = {package: row.split("|")[-2] for row in re.findall(r"^\|.*", rows, re.M)
+                    for package in re.findall(r"[\w.+-]+", row.split("|")[1])}
+        for package in linked:
+            with self.subTest(package=package):
+                for each in re.split("[,;]", licences.get(package, "not in README.md")):
+                    self.assertTrue(fits & set(each.strip().split(" or ")), each)
+
+    def test_the_licence_is_the_same_everywhere(self):
+        self.assertEqual(text("LICENSE"), text("client/python/LICENSE"))
+        self.assertIn("Apache License\n                           Version 2.0", text("LICENSE"))
+        self.assertIn('license = "Apache-2.0"', text("client/python/pyproject.toml"))
+        self.assertIn("\nLicense: Apache-2.0\n", text("systemd/debian/copyright"))
+
     def test_no_path_of_this_machine(self):
         # The checkout, and its siblings. Folders that every machine has
         # may be named.

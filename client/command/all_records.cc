@@ -23,7 +23,7 @@ Status LibraryError(int code) {
   return Status(static_cast<StatusCode>(-code), penstock_error());
 }
 
-// Of the job with this name: what it left out.
+// The records that the job with this name left out.
 OrderedJson BrokenRecords(const std::string& socket, const std::string& job) {
   OrderedJson broken = {{"count", 0}};
   const auto answer = CallBroker(socket, {{"op", "status"}});
@@ -45,8 +45,8 @@ OrderedJson BrokenRecords(const std::string& socket, const std::string& job) {
 StatusOr<OrderedJson> ParsedSpec(PrivateBroker* broker, const SpecFile& file) {
   PENSTOCK_ASSIGN_OR_RETURN(const nlohmann::json parsed,
                             broker->Call(file.Request("parse")));
-  OrderedJson spec =
-      OrderedJson::parse(TextField(parsed, "spec"), nullptr, /*exceptions=*/false);
+  OrderedJson spec = OrderedJson::parse(TextField(parsed, "spec"), nullptr,
+                                        /*exceptions=*/false);
   if (!spec.is_object()) {
     return InternalError("the broker's answer to 'parse' has no 'spec'");
   }
@@ -109,7 +109,8 @@ void ReportBroken(const OrderedJson& broken, const std::string& what,
       first.empty()          ? ""
       : first.size() < count ? "; the first of them:"
                              : ":"));
-  for (const OrderedJson& each : first) PrintError("  " + each.get<std::string>());
+  for (const OrderedJson& each : first)
+    PrintError("  " + each.get<std::string>());
 }
 
 void ReportWarning(const DatasetIndex& index) {

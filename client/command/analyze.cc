@@ -61,8 +61,8 @@ StatusOr<std::string> Analyzed(const AllRecords& all,
           },
           [&](const penstock_batch* batch) { statistics->Add(batch); }));
   const OrderedJson result = {{"rows", statistics->rows()},
-                       {"broken", broken},
-                       {"features", statistics->ToJson()}};
+                              {"broken", broken},
+                              {"features", statistics->ToJson()}};
   return result.dump(-1, ' ', false, OrderedJson::error_handler_t::replace);
 }
 
@@ -112,7 +112,7 @@ void PrintTable(const OrderedJson& statistics) {
   Print(stdout, "{}", table.ToString());
 }
 
-// Of features, and of channels, whose values are all the same.
+// Warns of features, and of channels, whose values are all the same.
 void WarnOfConstants(const OrderedJson& features) {
   constexpr size_t kShown = 8;
   std::vector<std::string> constant;
@@ -136,7 +136,8 @@ void WarnOfConstants(const OrderedJson& features) {
                               : ""));
 }
 
-Status Plot(const std::string& name, const OrderedJson& statistics, bool quiet) {
+Status Plot(const std::string& name, const OrderedJson& statistics,
+            bool quiet) {
   std::vector<std::vector<uint64_t>> panels;
   std::string names;
   for (const auto& [feature, of] : statistics["features"].items()) {
@@ -162,8 +163,9 @@ StatusOr<int> Analyze(const AnalyzeOptions& options) {
   PENSTOCK_ASSIGN_OR_RETURN(
       const std::unique_ptr<PrivateBroker> broker,
       PrivateBroker::Start(options.broker.Without(kReported)));
-  PENSTOCK_ASSIGN_OR_RETURN(const OrderedJson spec, ParsedSpec(broker.get(), file));
-  // Of one row a batch first: how large is a row?
+  PENSTOCK_ASSIGN_OR_RETURN(const OrderedJson spec,
+                            ParsedSpec(broker.get(), file));
+  // The first spec has one row a batch: how large is a row?
   PENSTOCK_ASSIGN_OR_RETURN(const AnalyzedSpec of_one, SpecToAnalyze(spec, 1));
   SpecFile adapted = file;
   adapted.name = "";

@@ -261,7 +261,7 @@ std::vector<std::string> WarningsOf(const std::vector<DatasetIndex>& indexes,
         TextField(indexes[i].SourceOf("image_folder"), "path");
     const std::string list =
         TextField(indexes[i].SourceOf("image_list"), "file");
-    // Of a source made of parts, the dataset's name.
+    // A source made of parts goes by the dataset's name.
     return ClassNames{!folder.empty() ? folder
                       : !list.empty() ? list
                                       : indexes[i].dataset,

@@ -49,7 +49,7 @@ constexpr double kSecondsMax = 600;
 constexpr double kReadsShare = 0.3;
 constexpr double kOneShare = 0.25;
 constexpr double kAllShare = 0.15;  // three times
-// Of a run: until it is measured.
+// The part of a run that passes before it is measured.
 constexpr double kWarmUpShare = 0.25;
 // A broker measures for longer than anybody looks.
 constexpr double kBeyond_s = 2;
@@ -490,7 +490,8 @@ StatusOr<JobSample> SampleOf(const ExplainOptions& options) {
   return sample;
 }
 
-// Of the rank that waits least: it is what the others wait for.
+// The part of the time in which the rank that waits least waits: the others
+// wait for that rank.
 double LeastWaiting(const nlohmann::json& before, const nlohmann::json& after,
                     double seconds) {
   std::optional<double> least;

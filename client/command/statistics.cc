@@ -129,7 +129,7 @@ class Numbers final : public FeatureStatistics {
     QuantileSketch quantiles;
     uint64_t nan = 0;
     uint64_t infinite = 0;
-    // Of bytes: how often each is there, in each channel.
+    // How often each byte is there, in each channel.
     std::vector<std::array<uint64_t, 256>> tables;
   };
 
@@ -303,7 +303,7 @@ class Texts final : public FeatureStatistics {
   TokenCounts<std::string> counts_;
 };
 
-// Of text, its lengths; NAME_bytes, or `bytes` of text_lines.
+// The feature of a text's lengths: NAME_bytes, or `bytes` of text_lines.
 std::optional<uint32_t> LengthsOf(const ElementSpec& features,
                                   const Feature& text) {
   if (text.dtype != DType::kUint8 || text.shape.size() != 1) {
