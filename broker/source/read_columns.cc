@@ -26,7 +26,7 @@
 namespace penstock {
 namespace {
 
-constexpr uint64_t kMagic = 0x314c4f4354534e50;  // "PNSTCOL1"
+constexpr uint64_t kColumnsMagic = 0x314c4f4354534e50;  // "PNSTCOL1"
 constexpr char kCacheKind[] = "column";
 // Records of one turn of a thread, and of it at once in flight.
 constexpr uint64_t kTurn = 1 << 14;
@@ -38,7 +38,7 @@ constexpr uint64_t kFileBytes = uint64_t{1} << 20;
 constexpr uint64_t kTextBytes = 128;
 
 struct Header {
-  uint64_t magic = kMagic;
+  uint64_t magic = kColumnsMagic;
   uint64_t key_bytes = 0;
   uint64_t records = 0;
   uint64_t texts = 0;
@@ -335,7 +335,7 @@ class ColumnValues {
     auto cache = CacheReader::Open(path);
     Header header;
     if (!cache || !cache->Read(std::as_writable_bytes(std::span(&header, 1))) ||
-        header.magic != kMagic || header.key_bytes != key.size() ||
+        header.magic != kColumnsMagic || header.key_bytes != key.size() ||
         header.records != records_) {
       return false;
     }
