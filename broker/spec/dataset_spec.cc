@@ -178,7 +178,7 @@ Status CheckCache(const YamlValue& root, const DatasetSpec& spec) {
   return OkStatus();
 }
 
-ValueType<std::vector<TransformSpec>> Steps() {
+ValueType<std::vector<TransformSpec>> MapSteps() {
   return List(
       OneKind<TransformSpec>(), 0, kMapOpsMax,
       Format("a list of at most {} steps, such as [flip: {{}}]", kMapOpsMax));
@@ -186,7 +186,7 @@ ValueType<std::vector<TransformSpec>> Steps() {
 
 // Left out where there are none: the JSON of older specs stays as it was.
 ValueType<std::vector<std::vector<TransformSpec>>> StepsByPart() {
-  auto lists = List(Steps(), 1, kSourcePartsMax,
+  auto lists = List(MapSteps(), 1, kSourcePartsMax,
                     Format("a list of 1 to {} lists of steps, one for each "
                            "part",
                            kSourcePartsMax));
@@ -318,7 +318,7 @@ const Declaration<DatasetSpec>& DatasetSpec::Declared() {
               "seed", &DatasetSpec::seed,
               WholeNumber<uint64_t>(0, std::numeric_limits<uint64_t>::max()),
               "of augmentation; if there is a shuffle, by default its seed")
-          .Optional("map", &DatasetSpec::map, Steps(),
+          .Optional("map", &DatasetSpec::map, MapSteps(),
                     "operations on each row, in this order")
           .Optional("map_by_part", &DatasetSpec::map_by_part, StepsByPart(),
                     "of a mix or concat, operations on the rows of each part, "
