@@ -44,7 +44,7 @@ void CachedReads::ReadGroup() {
   // A page that was dropped this moment is read by this thread, which may hang.
   in_flight_->Start(entry_, rows_->job_number,
                     rows_->rows[rows_->Number(rows_->started)].record,
-                    pool_->now_ns());
+                    host_->now_ns());
   size_t read = 0;
   while (read < count &&
          ReadCached(group_[read].request, mapped, group_[read].to)) {

@@ -23,7 +23,7 @@
 #include "broker/io/read_request.h"
 #include "broker/io/reads_in_flight.h"
 #include "broker/workers/claimed_rows.h"
-#include "broker/workers/worker_pool.h"
+#include "broker/workers/worker_host.h"
 
 namespace penstock {
 
@@ -31,8 +31,8 @@ namespace penstock {
 class CachedReads {
  public:
   // entry: of `in_flight`, for the group that is read.
-  CachedReads(WorkerPool* pool, ReadsInFlight* in_flight, uint32_t entry)
-      : pool_(pool), in_flight_(in_flight), entry_(entry) {}
+  CachedReads(WorkerHost* host, ReadsInFlight* in_flight, uint32_t entry)
+      : host_(host), in_flight_(in_flight), entry_(entry) {}
 
   // The rows of the claim from rows->started on, which must outlive the run.
   void Begin(ClaimedRows* rows);
@@ -61,7 +61,7 @@ class CachedReads {
   size_t LocateGroup();
   bool KeepsGroup(size_t count);
 
-  WorkerPool* const pool_;
+  WorkerHost* const host_;
   ReadsInFlight* const in_flight_;
   const uint32_t entry_;
   ClaimedRows* rows_ = nullptr;

@@ -6,7 +6,6 @@
 
 #include <array>
 #include <atomic>
-#include <chrono>
 #include <cstdint>
 #include <deque>
 #include <map>
@@ -19,17 +18,9 @@
 #include "broker/plan/plan.h"
 #include "broker/stream/stream.h"
 #include "broker/transform/row_program.h"
-#include "broker/workers/worker_pool.h"
+#include "broker/workers/worker_host.h"
 
 namespace penstock {
-
-// Monotonic time.
-inline uint64_t NowNs() {
-  return static_cast<uint64_t>(
-      std::chrono::duration_cast<std::chrono::nanoseconds>(
-          std::chrono::steady_clock::now().time_since_epoch())
-          .count());
-}
 
 // Relaxed: counters are only shown and compared.
 inline void Count(std::atomic<uint64_t>& counter, uint64_t value) {
@@ -91,10 +82,9 @@ struct ClaimedRows {
   };
 
   std::shared_ptr<Job> job;
-  JobAccount* account = nullptr;  // the pool's, for job
-  size_t account_index = 0;
+  JobAccount* account = nullptr;  // the host's, for job
   WorkerJob* kept = nullptr;  // for job
-  uint64_t job_number = 0;    // the pool's
+  uint64_t job_number = 0;    // the host's
   Claim claim;
   std::vector<Plan::Row> rows;
   std::vector<Column> columns;  // by feature

@@ -24,7 +24,7 @@ WorkerJob& Claims::Keep(const std::shared_ptr<Job>& job) {
   reads_->Unpin(kept.reads);
   kept.job = job;
   const Cancelled cancelled = [this, job = job.get()] {
-    return job->Cancelled() || pool_->stopping();
+    return job->Cancelled() || host_->stopping();
   };
   kept.scratch.clear();
   for (const auto& program : job->dataset().programs) {
@@ -39,8 +39,8 @@ WorkerJob& Claims::Keep(const std::shared_ptr<Job>& job) {
 }
 
 bool Claims::ClaimMore() {
-  // Takes the pool's lock only after news, not per sample.
-  const uint64_t news = pool_->news();
+  // Takes the host's lock only after news, not per sample.
+  const uint64_t news = host_->news();
   if (failed_ && news == news_seen_) return false;
   jobs_of_open_.clear();
   Turn before = kLastTurn;
@@ -54,7 +54,7 @@ bool Claims::ClaimMore() {
                                         *rows->account, *rows->job, NowNs())));
   }
   std::sort(jobs_of_open_.begin(), jobs_of_open_.end());
-  WorkerPool::Claimed claimed = pool_->ClaimFair(&order_, jobs_of_open_, before,
+  WorkerHost::Claimed claimed = host_->ClaimFair(&order_, jobs_of_open_, before,
                                                  seat_, reads_->blocking());
   failed_ = claimed.claim.batch == nullptr;
   news_seen_ = news;
@@ -63,7 +63,6 @@ bool Claims::ClaimMore() {
   auto rows = std::make_shared<ClaimedRows>();
   rows->job = std::move(claimed.job);
   rows->account = claimed.account;
-  rows->account_index = claimed.index;
   rows->kept = &Keep(rows->job);
   rows->job_number = claimed.number;
   rows->claim = claimed.claim;
@@ -122,7 +121,7 @@ void Claims::Sort(ClaimedRows* rows) {
 void Claims::Close(size_t i) {
   const ClaimedRows& rows = *open_[i];
   order_.Add(rows.reads || rows.to_read > 0,
-             {order_.TurnIn(CandidateOf(*rows.account)), rows.account_index});
+             {order_.TurnIn(CandidateOf(*rows.account)), rows.account->index});
   open_.erase(open_.begin() + static_cast<ptrdiff_t>(i));
   failed_ = false;
 }

@@ -84,8 +84,8 @@ Status RowMaker::Run(ClaimedRows& rows, const AugmentationKey& key,
   // The program's allowed wait for other processes does not count as the
   // sample's time.
   const SampleQuarantine::Mark mark(
-      pool_->samples(), thread_index_, {rows.kept->dataset_hash, key.sample},
-      rows.job_number, pool_->now_ns() + dataset.wait_ns());
+      host_->samples(), thread_index_, {rows.kept->dataset_hash, key.sample},
+      rows.job_number, host_->now_ns() + dataset.wait_ns());
   PENSTOCK_RETURN_IF_ERROR(mark.status());
   if (kept) {
     const StepClock::In in(clock, kUnpacking);
@@ -126,7 +126,7 @@ void RowMaker::Keep(ClaimedRows& rows, uint64_t record) {
   const bool waits = cache.is_read();
   if (waits) {
     in_flight_->Start(substitute_entry_, rows.job_number, record,
-                      pool_->now_ns());
+                      host_->now_ns());
   }
   cache.Put(record, kept_, &rows.kept->cache);
   if (waits) in_flight_->End(substitute_entry_);
@@ -179,8 +179,8 @@ StatusOr<uint64_t> RowMaker::MakePiece(ClaimedRows& rows, uint64_t index) {
     const AugmentationKey key{rows.job->options().spec.seed,
                               rows.rows[row].pass, record};
     const SampleQuarantine::Mark mark(
-        pool_->samples(), thread_index_, {rows.kept->dataset_hash, record},
-        rows.job_number, pool_->now_ns() + dataset.wait_ns());
+        host_->samples(), thread_index_, {rows.kept->dataset_hash, record},
+        rows.job_number, host_->now_ns() + dataset.wait_ns());
     PENSTOCK_RETURN_IF_ERROR(mark.status());
     const Status status = program.Run(raw_, key, *rows.kept->scratch[0], out_);
     if (!status.ok()) {
@@ -249,7 +249,7 @@ Status RowMaker::ReadAndMake(ClaimedRows& rows, const Plan::Row& row) {
                                        substitute_entry_);
   }
   in_flight_->Start(substitute_entry_, rows.job_number, row.record,
-                    pool_->now_ns());
+                    host_->now_ns());
   substitute_reader_->Start(0, request, {}, kNotPinned);
   substitute_reader_->Submit();
   StorageReader::Done done;

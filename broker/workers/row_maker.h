@@ -16,7 +16,7 @@
 #include "broker/io/read.h"
 #include "broker/io/reads_in_flight.h"
 #include "broker/workers/claimed_rows.h"
-#include "broker/workers/worker_pool.h"
+#include "broker/workers/worker_host.h"
 #include "common/status.h"
 
 namespace penstock {
@@ -25,9 +25,9 @@ namespace penstock {
 class RowMaker {
  public:
   // substitute_entry: the entry of `in_flight` for reads of substitutes.
-  RowMaker(WorkerPool* pool, uint32_t thread_index, ReadsInFlight* in_flight,
+  RowMaker(WorkerHost* host, uint32_t thread_index, ReadsInFlight* in_flight,
            uint32_t substitute_entry)
-      : pool_(pool),
+      : host_(host),
         thread_index_(thread_index),
         in_flight_(in_flight),
         substitute_entry_(substitute_entry) {}
@@ -66,7 +66,7 @@ class RowMaker {
   std::optional<uint64_t> Substitute(ClaimedRows& rows, const Plan::Row& row);
   Status MakePartner(ClaimedRows& rows, uint64_t row_of_epoch);
 
-  WorkerPool* const pool_;
+  WorkerHost* const host_;
   const uint32_t thread_index_;
   ReadsInFlight* const in_flight_;
   const uint32_t substitute_entry_;

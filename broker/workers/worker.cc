@@ -18,14 +18,14 @@ constexpr uint64_t kWaitNoTicketNs = 1'000'000'000;
 
 }  // namespace
 
-Worker::Worker(WorkerPool* pool, const WorkerSeat& seat, uint32_t most,
+Worker::Worker(WorkerHost* host, const WorkerSeat& seat, uint32_t most,
                ReadsInFlight* in_flight)
-    : pool_(pool),
+    : host_(host),
       seat_(seat),
-      reads_(pool, seat.thread_index, most, in_flight, &jobs_),
-      claims_(pool, seat, &reads_, &jobs_),
-      cached_(pool, in_flight, reads_.extra_entry(0)),
-      maker_(pool, seat.thread_index, in_flight, reads_.extra_entry(1)) {}
+      reads_(host, seat.thread_index, most, in_flight, &jobs_),
+      claims_(host, seat, &reads_, &jobs_),
+      cached_(host, in_flight, reads_.extra_entry(0)),
+      maker_(host, seat.thread_index, in_flight, reads_.extra_entry(1)) {}
 
 bool Worker::RunOnce() {
   bool any = false;
@@ -46,7 +46,7 @@ bool Worker::RunOnce() {
       reads_.Await(reads_.full() ? kWaitNs : kNoWait);
       return any;
     }
-    if (pool_->stopping()) return false;
+    if (host_->stopping()) return false;
     reads_.Await(reads_.full() ? kWaitNoTicketNs : kWaitNs);
   }
 }
@@ -89,7 +89,7 @@ bool Worker::MakeNext() {
     next = ServedNext(candidates_);
   }
   const auto [rows, arrived] = makeable_[next];
-  pool_->Served(*rows->account);
+  host_->accounts().Served(*rows->account);
   if (arrived == nullptr) {
     MakeUnread(*rows);
   } else {
@@ -151,8 +151,8 @@ void Worker::Made(ClaimedRows& rows, uint64_t count, uint64_t begin_ns) {
   Count(rows.job->counters().decode_ns, end_ns - begin_ns);
   Count(rows.job->counters().decoded, count);
   rows.account->Charge(end_ns - begin_ns);
-  if (pool_->trace().on()) {
-    pool_->trace().Add(
+  if (host_->trace().on()) {
+    host_->trace().Add(
         seat_.job == 0 ? TraceActivity::kMake : TraceActivity::kFunction,
         seat_.thread_index, &rows.job->key(), count, begin_ns, end_ns);
   }

@@ -17,22 +17,22 @@
 #include "broker/workers/claimed_rows.h"
 #include "broker/workers/claims.h"
 #include "broker/workers/row_maker.h"
-#include "broker/workers/worker_pool.h"
+#include "broker/workers/worker_host.h"
 #include "broker/workers/worker_reads.h"
 
 namespace penstock {
 
 // Runs on its own thread. The only shared data it touches are a Job's row
-// memory and counters, its ReadsInFlight and its line of the pool's
+// memory and counters, its ReadsInFlight and its line of the
 // SampleQuarantine.
 class Worker {
  public:
-  // most: bound of one job's reads in flight for any read_depth of the pool.
-  Worker(WorkerPool* pool, const WorkerSeat& seat, uint32_t most,
+  // most: bound of one job's reads in flight for any read_depth of the host.
+  Worker(WorkerHost* host, const WorkerSeat& seat, uint32_t most,
          ReadsInFlight* in_flight);
 
   // Claims and makes rows until none can be claimed and no awaited read is in
-  // flight. False: there was nothing to do, or the pool stops.
+  // flight. False: there was nothing to do, or the host stops.
   bool RunOnce();
   const WorkerSeat& seat() const { return seat_; }
   bool blocking() const { return reads_.blocking(); }
@@ -51,7 +51,7 @@ class Worker {
   uint64_t Begin(const ClaimedRows& rows);  // when
   void Made(ClaimedRows& rows, uint64_t count, uint64_t begin_ns);
 
-  WorkerPool* const pool_;
+  WorkerHost* const host_;
   const WorkerSeat seat_;
   WorkerJobs jobs_;
   WorkerReads reads_;

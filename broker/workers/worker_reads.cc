@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "broker/base/log.h"
+#include "broker/io/read_depth.h"
 
 namespace penstock {
 namespace {
@@ -15,9 +16,9 @@ constexpr double kBufferBytesOver = 16;
 
 }  // namespace
 
-WorkerReads::WorkerReads(WorkerPool* pool, uint32_t thread_index, uint32_t most,
+WorkerReads::WorkerReads(WorkerHost* host, uint32_t thread_index, uint32_t most,
                          ReadsInFlight* in_flight, WorkerJobs* jobs)
-    : pool_(pool),
+    : host_(host),
       thread_index_(thread_index),
       tickets_per_group_(Tickets(most)),
       in_flight_(in_flight),
@@ -27,7 +28,7 @@ WorkerReads::WorkerReads(WorkerPool* pool, uint32_t thread_index, uint32_t most,
 
 void WorkerReads::OpenGroup(uint32_t number) {
   Group& group = groups_[number];
-  group.reader = pool_->MakeWorkerReader(thread_index_);
+  group.reader = host_->MakeWorkerReader(thread_index_);
   group.reader->ReportBlocking(in_flight_->blocked_on(), Entry(number, 0));
   group.tickets = std::vector<Ticket>(group.reader->depth());
   group.free.clear();
@@ -62,7 +63,7 @@ bool WorkerReads::MayStart(const ClaimedRows& rows) const {
       reads * job.buffer_bytes > kReadAheadBytesMax) {
     return false;
   }
-  return reads < pool_->read_depth() && reads < groups_[current_].free.size();
+  return reads < host_->read_depth() && reads < groups_[current_].free.size();
 }
 
 void WorkerReads::Start(const std::shared_ptr<ClaimedRows>& shared) {
@@ -97,7 +98,7 @@ void WorkerReads::Start(const std::shared_ptr<ClaimedRows>& shared) {
                              kept,
                              shared,
                              index,
-                             SharedDataset(rows.job),
+                             rows.job->shared_dataset(),
                              in_place ? rows.job : nullptr,
                              rows.kept->dataset_hash};
     std::span<std::byte> into;
@@ -112,7 +113,7 @@ void WorkerReads::Start(const std::shared_ptr<ClaimedRows>& shared) {
     ++waited_for_;
     ++rows.started;
     in_flight_->Start(Entry(current_, ticket), rows.job_number,
-                      rows.rows[index].record, pool_->now_ns());
+                      rows.rows[index].record, host_->now_ns());
     // Stops here: the row is made while its bytes are in the caches, and all
     // such reads use one buffer.
     if (group.reader->Start(ticket, request_, into, pinned)) {
@@ -149,8 +150,8 @@ bool WorkerReads::Await(uint64_t wait_ns) {
   if (clocked) {
     const uint64_t spent = NowNs() - begin_ns;
     CountWait(spent);
-    if (pool_->trace().on() && waited_for_ > 0) {
-      pool_->trace().Add(TraceActivity::kRead, thread_index_, nullptr, 0,
+    if (host_->trace().on() && waited_for_ > 0) {
+      host_->trace().Add(TraceActivity::kRead, thread_index_, nullptr, 0,
                          begin_ns, begin_ns + spent);
     }
     // The read blocked the worker for that long.
@@ -236,8 +237,8 @@ void WorkerReads::CountWait(uint64_t ns) {
 // ---- in time
 
 void WorkerReads::CheckTimeouts() {
-  if (pool_->now_ns() == checked_ns_) return;
-  checked_ns_ = pool_->now_ns();
+  if (host_->now_ns() == checked_ns_) return;
+  checked_ns_ = host_->now_ns();
   if (pins_ > 0) UnpinEnded();
   for (uint32_t number = 0; number < JobReads::kGroupsMax; ++number) {
     Group& group = groups_[number];
@@ -286,7 +287,7 @@ uint32_t WorkerReads::PinOf(const ClaimedRows& rows, size_t feature) {
     if (*pin != kNotPinned) {
       ++pins_;
       job.pin_bytes = bytes;
-      pool_->CountPinned(bytes);
+      host_->CountPinned(bytes);
     }
   }
   return *pin;
@@ -297,7 +298,7 @@ void WorkerReads::Unpin(JobReads& reads) {
     if (pin.value_or(kNotPinned) == kNotPinned) continue;
     groups_[current_].reader->Unpin(*pin);
     --pins_;
-    pool_->CountPinned(-reads.pin_bytes);
+    host_->CountPinned(-reads.pin_bytes);
   }
   reads.pins.clear();
 }
