@@ -37,9 +37,9 @@ class CachedReads {
   // The rows of the claim from rows->started on, which must outlive the run.
   void Begin(ClaimedRows* rows);
   // Reads the next row and counts it as started. False: there is none, or it
-  // takes a ticket. The bytes are valid until the next call. kept: they are of
-  // the job's cache.
-  bool Next(uint64_t* index, ReadBytes* read, bool* kept);
+  // takes a ticket. The bytes are valid until the next call. from_cache: they
+  // are an entry of the job's cache.
+  bool Next(uint64_t* index, ReadBytes* read, bool* from_cache);
   // Counts what was read since Begin.
   void End();
 
@@ -54,7 +54,7 @@ class CachedReads {
     ReadRequest request;
     uint64_t bytes = 0;  // of all parts
     std::byte* to = nullptr;
-    bool kept = false;
+    bool from_cache = false;
   };
 
   void ReadGroup();

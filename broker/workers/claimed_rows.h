@@ -17,7 +17,7 @@
 #include "broker/job/job.h"
 #include "broker/plan/plan.h"
 #include "broker/stream/stream.h"
-#include "broker/transform/row_program.h"
+#include "broker/workers/row_maker.h"
 #include "broker/workers/worker_host.h"
 
 namespace penstock {
@@ -63,12 +63,8 @@ struct JobReads {
 // A worker's state of a job.
 struct WorkerJob {
   std::weak_ptr<Job> job;
-  StepClock clock;
-  std::vector<std::unique_ptr<RowProgram::Scratch>> scratch;  // by program
-  std::unique_ptr<Source::Maker> maker;  // of records that a process makes
+  std::unique_ptr<RowMaker> maker;
   Shuffles shuffles;
-  CacheScratch cache;
-  uint64_t dataset_hash = 0;  // SampleQuarantine::DatasetHash
   JobReads reads;
 };
 using WorkerJobs = std::map<const Job*, WorkerJob>;
@@ -83,12 +79,12 @@ struct ClaimedRows {
 
   std::shared_ptr<Job> job;
   JobAccount* account = nullptr;  // the host's, for job
-  WorkerJob* kept = nullptr;  // for job
-  uint64_t job_number = 0;    // the host's
+  WorkerJob* state = nullptr;  // for job
+  uint64_t job_number = 0;     // the host's
   Claim claim;
   std::vector<Plan::Row> rows;
   std::vector<Column> columns;  // by feature
-  // Of a job with a cache, the numbers of its rows: first those that are read
+  // Of a job with a cache, the indices of its rows: first those that are read
   // before they are made, of its files or of the cache's. Else empty: rows are
   // in their order, and all are read or none.
   std::vector<uint32_t> order;
@@ -101,7 +97,7 @@ struct ClaimedRows {
   std::vector<uint64_t> left_out;  // rows of the claim that on_error skips
   std::vector<Stream::Piece> pieces;  // of a stream, instead of reads
 
-  uint64_t Number(uint64_t i) const { return order.empty() ? i : order[i]; }
+  uint64_t IndexOf(uint64_t i) const { return order.empty() ? i : order[i]; }
   bool AllStarted() const {
     return started == to_read && at_once == rows.size();
   }

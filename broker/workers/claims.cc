@@ -4,13 +4,11 @@
 #include <numeric>
 #include <utility>
 
-#include "broker/workers/sample_quarantine.h"
-
 namespace penstock {
 
-WorkerJob& Claims::Keep(const std::shared_ptr<Job>& job) {
-  WorkerJob& kept = (*jobs_)[job.get()];
-  if (!kept.scratch.empty() && kept.job.lock() == job) return kept;
+WorkerJob& Claims::StateOf(const std::shared_ptr<Job>& job, uint64_t number) {
+  WorkerJob& state = (*jobs_)[job.get()];
+  if (state.maker != nullptr && state.job.lock() == job) return state;
   // Also drops ended jobs. An awaited read keeps its job, so ended jobs have
   // none.
   for (auto it = jobs_->begin(); it != jobs_->end();) {
@@ -21,21 +19,15 @@ WorkerJob& Claims::Keep(const std::shared_ptr<Job>& job) {
     reads_->Unpin(it->second.reads);
     it = jobs_->erase(it);
   }
-  reads_->Unpin(kept.reads);
-  kept.job = job;
+  reads_->Unpin(state.reads);
   const Cancelled cancelled = [this, job = job.get()] {
     return job->Cancelled() || host_->stopping();
   };
-  kept.scratch.clear();
-  for (const auto& program : job->dataset().programs) {
-    kept.scratch.push_back(program->MakeScratch(cancelled, &kept.clock));
-  }
-  kept.maker = job->dataset().source->MakeMaker(cancelled);
-  kept.shuffles = Shuffles();
-  kept.dataset_hash =
-      SampleQuarantine::DatasetHash(DatasetKey(job->options().spec));
-  kept.reads = {};
-  return kept;
+  RowMaker::Watch watch = watch_;
+  watch.job_number = number;
+  state = {job, std::make_unique<RowMaker>(job->dataset(), job->options().spec,
+                                           cancelled, watch)};
+  return state;
 }
 
 bool Claims::ClaimMore() {
@@ -63,14 +55,14 @@ bool Claims::ClaimMore() {
   auto rows = std::make_shared<ClaimedRows>();
   rows->job = std::move(claimed.job);
   rows->account = claimed.account;
-  rows->kept = &Keep(rows->job);
+  rows->state = &StateOf(rows->job, claimed.number);
   rows->job_number = claimed.number;
   rows->claim = claimed.claim;
   const Plan::RankBatch& batch = rows->claim.batch->rows;
   const uint64_t count = rows->claim.end - rows->claim.begin;
   rows->rows.resize(count);
   rows->claim.plan->Rows(batch.epoch, batch.first_row + rows->claim.begin,
-                         count, &rows->kept->shuffles, rows->rows.data());
+                         count, &rows->state->shuffles, rows->rows.data());
   const ElementSpec& element =
       rows->job->dataset().element_spec(rows->claim.batch->rows.part);
   rows->columns.reserve(element.size());
@@ -105,7 +97,7 @@ void Claims::Sort(ClaimedRows* rows) {
   if (cache == nullptr) {
     rows->to_read = rows->reads ? count : 0;
   } else {
-    // By now: what is kept meanwhile is found when the row is made.
+    // By now: what is cached meanwhile is found when the row is made.
     const auto is_read = [&](uint32_t i) {
       return cache->Has(rows->rows[i].record) ? cache->is_read() : rows->reads;
     };

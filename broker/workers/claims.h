@@ -19,8 +19,8 @@ namespace penstock {
 class Claims {
  public:
   Claims(WorkerHost* host, const WorkerSeat& seat, WorkerReads* reads,
-         WorkerJobs* jobs)
-      : host_(host), seat_(seat), reads_(reads), jobs_(jobs) {}
+         WorkerJobs* jobs, const RowMaker::Watch& watch)
+      : host_(host), seat_(seat), reads_(reads), jobs_(jobs), watch_(watch) {}
 
   // Claims with rows not yet started.
   const std::vector<std::shared_ptr<ClaimedRows>>& open() const {
@@ -37,13 +37,14 @@ class Claims {
   }
 
  private:
-  WorkerJob& Keep(const std::shared_ptr<Job>& job);
+  WorkerJob& StateOf(const std::shared_ptr<Job>& job, uint64_t number);
   static void Sort(ClaimedRows* rows);
 
   WorkerHost* const host_;
   const WorkerSeat seat_;
   WorkerReads* const reads_;
   WorkerJobs* const jobs_;
+  const RowMaker::Watch watch_;
   std::vector<std::shared_ptr<ClaimedRows>> open_;
   std::vector<const Job*> jobs_of_open_;
   ServingOrder order_;

@@ -1,4 +1,4 @@
-// One worker: claim (claims.h), read (worker_reads.h), make (row_maker.h),
+// One worker: claim (claims.h), read (worker_reads.h), make (claim_maker.h),
 // finish (claimed_rows.h).
 //
 // A worker has rows of several jobs at once. It makes rows that have arrived or
@@ -14,9 +14,9 @@
 
 #include "broker/io/reads_in_flight.h"
 #include "broker/workers/cached_reads.h"
+#include "broker/workers/claim_maker.h"
 #include "broker/workers/claimed_rows.h"
 #include "broker/workers/claims.h"
-#include "broker/workers/row_maker.h"
 #include "broker/workers/worker_host.h"
 #include "broker/workers/worker_reads.h"
 
@@ -57,7 +57,7 @@ class Worker {
   WorkerReads reads_;
   Claims claims_;
   CachedReads cached_;
-  RowMaker maker_;
+  ClaimMaker maker_;
   // MakeNext's choices.
   struct Makeable {
     ClaimedRows* rows = nullptr;

@@ -80,6 +80,7 @@ class WorkerHost {
     // Relaxed: a late view starts a read more or less.
     return read_depth_.load(std::memory_order_relaxed);
   }
+  const std::atomic<uint64_t>* clock() const { return &now_ns_; }
   // Memory that direct reads land in; to subtract, modulo 2^64.
   void CountPinned(uint64_t bytes) {
     // Relaxed: shown.

@@ -43,7 +43,7 @@ void WorkerReads::ChangeGroup() {
   for (uint32_t number = 0; number < JobReads::kGroupsMax; ++number) {
     if (groups_[number].reader != nullptr) continue;
     Log<"reads-hang">(thread_index_, given_up_);
-    for (auto& [key, kept] : *jobs_) Unpin(kept.reads);
+    for (auto& [key, state] : *jobs_) Unpin(state.reads);
     return OpenGroup(number);
   }
 }
@@ -51,10 +51,10 @@ void WorkerReads::ChangeGroup() {
 // ---- starting
 
 bool WorkerReads::MayStart(const ClaimedRows& rows) const {
-  const JobReads& job = rows.kept->reads;
+  const JobReads& job = rows.state->reads;
   const uint32_t reads = job.in_group[current_];
   if (given_up_ > 0 && reads > 0 &&
-      given_up_of_.count(rows.kept->dataset_hash) > 0) {
+      given_up_of_.count(rows.state->maker->dataset_hash()) > 0) {
     return false;
   }
   // Large files get fewer reads than read_depth: no reservation counts their
@@ -74,20 +74,20 @@ void WorkerReads::Start(const std::shared_ptr<ClaimedRows>& shared) {
     rows.Finish(rest);
     return;
   }
-  JobReads& job = rows.kept->reads;
+  JobReads& job = rows.state->reads;
   if (job.at_once > 0 || !MayStart(rows)) return;
   const Source& source = *rows.job->dataset().source;
   Group& group = groups_[current_];
   const uint64_t begin_ns = NowNs();
   const RowCache* const cache = rows.job->dataset().cache.get();
   while (rows.started < rows.to_read && MayStart(rows)) {
-    const uint64_t index = rows.Number(rows.started);
-    const bool kept =
+    const uint64_t index = rows.IndexOf(rows.started);
+    const bool from_cache =
         LocateRow(source, cache, rows.rows[index].record, &request_);
     const uint32_t ticket = group.free.back();
     group.free.pop_back();
     std::optional<size_t> in_place;
-    if (!kept && request_.kind == ReadRequest::Kind::kRange &&
+    if (!from_cache && request_.kind == ReadRequest::Kind::kRange &&
         request_.more.empty()) {
       in_place = rows.job->dataset().FeatureReadInPlace();
     }
@@ -95,12 +95,12 @@ void WorkerReads::Start(const std::shared_ptr<ClaimedRows>& shared) {
                              false,
                              false,
                              request_.kind == ReadRequest::Kind::kRange,
-                             kept,
+                             from_cache,
                              shared,
                              index,
                              rows.job->shared_dataset(),
                              in_place ? rows.job : nullptr,
-                             rows.kept->dataset_hash};
+                             rows.state->maker->dataset_hash()};
     std::span<std::byte> into;
     uint32_t pinned = kNotPinned;
     if (in_place) {
@@ -175,7 +175,7 @@ void WorkerReads::Arrive(uint32_t number, const StorageReader::Done& done) {
   Ticket& ticket = group.tickets[done.ticket];
   if (ticket.rows != nullptr) {
     ticket.arrived = true;
-    WorkerJob* const job = ticket.rows->kept;
+    WorkerJob* const job = ticket.rows->state;
     if (job->reads.arrived.empty()) arrived_.push_back(job);
     job->reads.arrived.push_back({number, done});
     return;
@@ -204,7 +204,7 @@ WorkerReads::Read WorkerReads::TakeFirst(WorkerJob* job) {
   read.index = ticket.index;
   read.in_place = ticket.into != nullptr;
   read.cached = ticket.at_once && ticket.range;
-  read.kept = ticket.kept;
+  read.from_cache = ticket.from_cache;
   if (!read.in_place) {
     reads.buffer_bytes +=
         (read.arrival.done.bytes.size() - reads.buffer_bytes) /
@@ -226,9 +226,9 @@ void WorkerReads::Release(const Read& read) {
 // Counts for every job that has a read here, arrived or not.
 void WorkerReads::CountWait(uint64_t ns) {
   if (waited_for_ > 0) in_flight_->CountWait(ns);
-  for (const auto& [key, kept] : *jobs_) {
-    if (kept.reads.in_group[current_] == 0) continue;
-    if (const auto job = kept.job.lock()) {
+  for (const auto& [key, state] : *jobs_) {
+    if (state.reads.in_group[current_] == 0) continue;
+    if (const auto job = state.job.lock()) {
       Count(job->counters().read_wait_ns, ns);
     }
   }
@@ -264,7 +264,7 @@ void WorkerReads::GiveUp(uint32_t number, uint32_t index) {
   Group& group = groups_[number];
   const std::shared_ptr<ClaimedRows> rows =
       std::exchange(group.tickets[index].rows, nullptr);
-  --rows->kept->reads.in_group[number];
+  --rows->state->reads.in_group[number];
   --waited_for_;
   ++group.given_up;
   ++given_up_;
@@ -276,7 +276,7 @@ void WorkerReads::GiveUp(uint32_t number, uint32_t index) {
 
 uint32_t WorkerReads::PinOf(const ClaimedRows& rows, size_t feature) {
   if (!rows.job->MayPin()) return kNotPinned;
-  JobReads& job = rows.kept->reads;
+  JobReads& job = rows.state->reads;
   if (job.pins.empty()) job.pins.resize(rows.job->segment().plan().slot_count);
   std::optional<uint32_t>& pin = job.pins[rows.claim.slot];
   if (!pin) {
@@ -305,9 +305,9 @@ void WorkerReads::Unpin(JobReads& reads) {
 
 void WorkerReads::UnpinEnded() {
   if (pins_ == 0) return;
-  for (auto& [key, kept] : *jobs_) {
-    const auto job = kept.job.lock();
-    if (job == nullptr || job->Cancelled()) Unpin(kept.reads);
+  for (auto& [key, state] : *jobs_) {
+    const auto job = state.job.lock();
+    if (job == nullptr || job->Cancelled()) Unpin(state.reads);
   }
 }
 

@@ -52,7 +52,7 @@ class WorkerReads {
     uint64_t index = 0;     // in rows->rows
     bool in_place = false;  // the bytes are in the slot
     bool cached = false;    // a range, in the page cache
-    bool kept = false;      // of the job's cache (RowCache::Locate)
+    bool from_cache = false;  // an entry of the job's (RowCache::Locate)
     Arrival arrival;
   };
 
@@ -108,7 +108,7 @@ class WorkerReads {
     bool arrived = false;
     bool at_once = false;               // counted in JobReads::at_once
     bool range = false;                 // no whole file
-    bool kept = false;                  // as in Read
+    bool from_cache = false;            // as in Read
     std::shared_ptr<ClaimedRows> rows;  // nullptr: given up
     uint64_t index = 0;                 // in rows->rows
     // The dataset whose file is read, and the job whose slot it lands in.
