@@ -67,9 +67,8 @@ size_t CachedReads::LocateGroup() {
   for (; count < group_max_ && rows_->started + count < end; ++count) {
     const uint64_t index = rows_->started + count;
     Row& row = group_[count];
-    row.from_cache =
-        LocateRow(source, cache, rows_->rows[rows_->IndexOf(index)].record,
-                  &row.request);
+    row.from_cache = LocateRow(
+        source, cache, rows_->rows[rows_->IndexOf(index)].record, &row.request);
     const std::optional<uint64_t> needed = CachedBytes(row.request);
     if (!needed || (count > 0 && bytes + *needed > kGroupBytes)) break;
     ExpectCached(row.request);
@@ -86,8 +85,7 @@ size_t CachedReads::LocateGroup() {
     const bool in_place =
         in_place_ && !row.from_cache && row.request.more.empty();
     row.to = in_place
-                 ? rows_->Place(rows_->IndexOf(rows_->started + i),
-                                *in_place_)
+                 ? rows_->Place(rows_->IndexOf(rows_->started + i), *in_place_)
                  : std::exchange(to, to + row.bytes);
   }
   return count;

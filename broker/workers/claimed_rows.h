@@ -60,12 +60,15 @@ struct JobReads {
   uint64_t pin_bytes = 0;  // of each pin
 };
 
+struct ClaimedRows;
+
 // A worker's state of a job.
 struct WorkerJob {
   std::weak_ptr<Job> job;
   std::unique_ptr<RowMaker> maker;
   Shuffles shuffles;
   JobReads reads;
+  ClaimedRows* in_work = nullptr;  // of which a row is being made
 };
 using WorkerJobs = std::map<const Job*, WorkerJob>;
 
@@ -79,8 +82,8 @@ struct ClaimedRows {
 
   std::shared_ptr<Job> job;
   JobAccount* account = nullptr;  // the host's, for job
-  WorkerJob* state = nullptr;  // for job
-  uint64_t job_number = 0;     // the host's
+  WorkerJob* state = nullptr;     // for job
+  uint64_t job_number = 0;        // the host's
   Claim claim;
   std::vector<Plan::Row> rows;
   std::vector<Column> columns;  // by feature
@@ -108,6 +111,9 @@ struct ClaimedRows {
   int64_t* Id(uint64_t index) const {
     return job->segment().ids(claim.slot) + claim.begin + index;
   }
+  // Its process has ended: of the rows that are not started only the first
+  // `begun` stay here.
+  void GiveBack(uint64_t begun);
   // Counts `count` more rows done. The last row hands back the whole claim, so
   // the job's lock is taken once.
   void Finish(uint64_t count);

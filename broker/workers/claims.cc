@@ -4,6 +4,8 @@
 #include <numeric>
 #include <utility>
 
+#include "broker/transform/mixup.h"
+
 namespace penstock {
 
 WorkerJob& Claims::StateOf(const std::shared_ptr<Job>& job, uint64_t number) {
@@ -27,6 +29,8 @@ WorkerJob& Claims::StateOf(const std::shared_ptr<Job>& job, uint64_t number) {
   watch.job_number = number;
   state = {job, std::make_unique<RowMaker>(job->dataset(), job->options().spec,
                                            cancelled, watch)};
+  state.maker->SetOnProcessEnd(
+      [&state](size_t begun) { state.in_work->GiveBack(begun); });
   return state;
 }
 
@@ -116,6 +120,23 @@ void Claims::Close(size_t i) {
              {order_.TurnIn(CandidateOf(*rows.account)), rows.account->index});
   open_.erase(open_.begin() + static_cast<ptrdiff_t>(i));
   failed_ = false;
+}
+
+void ClaimedRows::GiveBack(uint64_t begun) {
+  // Rows to read are in flight, in an order of their own.
+  if (to_read > 0 || !pieces.empty()) return;
+  if (begun >= rows.size() - at_once) return;
+  uint64_t end = claim.begin + at_once + begun;
+  if (job->dataset().mixes_pairs()) {
+    const uint64_t row = claim.batch->rows.first_row + end;
+    end += (kPairedRows - row % kPairedRows) % kPairedRows;
+  }
+  if (end >= claim.end) return;
+  Claim rest = claim;
+  rest.begin = claim.end = end;
+  rows.resize(end - claim.begin);
+  if (!order.empty()) order.resize(rows.size());
+  job->GiveBack(rest);
 }
 
 void ClaimedRows::Finish(uint64_t count) {

@@ -48,7 +48,9 @@ void RowMaker::Expect(std::span<const Plan::Row> rows) {
 // The program's allowed wait for other processes does not count as the sample's
 // time.
 SampleQuarantine::Mark RowMaker::MarkOf(uint64_t record) const {
-  return {watch_.samples, watch_.thread_index, {dataset_hash_, record},
+  return {watch_.samples,
+          watch_.thread_index,
+          {dataset_hash_, record},
           watch_.job_number,
           // Relaxed: a clock; no other data depend on it.
           watch_.now_ns->load(std::memory_order_relaxed) + wait_ns_};
@@ -95,7 +97,7 @@ Status RowMaker::MakeMarked(const Plan::Row& row, const ReadBytes& read,
   {
     const StepClock::In in(&clock_, kUnpacking);
     PENSTOCK_RETURN_IF_ERROR(
-        process_ ? process_->Make(seed_, {row.record, row.pass}, &raw_)
+        process_ ? MakeByProcess(row)
                  : dataset_.source->Unpack(row.record, read, &unpack_scratch_,
                                            &raw_));
   }
@@ -104,6 +106,14 @@ Status RowMaker::MakeMarked(const Plan::Row& row, const ReadBytes& read,
   PENSTOCK_RETURN_IF_ERROR(program.RunHead(raw_, scratch, out, &head_));
   *by = MadeBy::kHead;
   return program.RunRest(head_, key, scratch, out);
+}
+
+Status RowMaker::MakeByProcess(const Plan::Row& row) {
+  for (;;) {
+    const Status status = process_->Make(seed_, {row.record, row.pass}, &raw_);
+    if (status.code() != StatusCode::kAborted) return status;
+    on_process_end_(process_->begun());
+  }
 }
 
 Status RowMaker::MakeOf(const RawRecord& raw, const Plan::Row& row,

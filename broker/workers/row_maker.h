@@ -12,6 +12,7 @@
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <span>
@@ -75,6 +76,12 @@ class RowMaker {
   void MixPair(const Plan::Row& row, const AugmentationKey& pair, Places out,
                Places partner);
 
+  // Called while a row waits for the successor of a process that has ended: so
+  // many of the expected rows after it are wanted here, the others need not be.
+  void SetOnProcessEnd(std::function<void(size_t begun)> on_process_end) {
+    on_process_end_ = std::move(on_process_end);
+  }
+
   uint64_t dataset_hash() const { return dataset_hash_; }
   // How long the parts of rows take, while somebody asks.
   StepClock& clock() { return clock_; }
@@ -93,6 +100,7 @@ class RowMaker {
   };
   Status MakeMarked(const Plan::Row& row, const ReadBytes& read,
                     bool from_cache, Places out, MadeBy* by);
+  Status MakeByProcess(const Plan::Row& row);
   SampleQuarantine::Mark MarkOf(uint64_t record) const;
   void PutInCache(uint64_t record);
   Status ErrorOf(uint64_t record, const Status& status) const;
@@ -112,6 +120,7 @@ class RowMaker {
   CacheUse cache_use_;
   std::vector<std::unique_ptr<RowProgram::Scratch>> scratch_;  // by program
   std::unique_ptr<Source::Maker> process_;  // makes records; nullptr: unpacked
+  std::function<void(size_t)> on_process_end_ = [](size_t) {};
   std::vector<Source::Wanted> wanted_;
   RawRecord raw_;
   RawRecord head_;  // what the head of `map` has made

@@ -138,7 +138,8 @@ uint64_t Worker::MakeCached(ClaimedRows& rows, uint64_t begin_ns) {
   return made;
 }
 
-uint64_t Worker::Begin(const ClaimedRows& rows) {
+uint64_t Worker::Begin(ClaimedRows& rows) {
+  rows.state->in_work = &rows;
   const uint64_t now_ns = NowNs();
   if (rows.job->measured()) {
     rows.state->maker->clock().Start(rows.job->parts(), now_ns);

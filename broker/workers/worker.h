@@ -47,8 +47,8 @@ class Worker {
   // One row, and those after it whose bytes are in the page cache as well.
   void MakeArrived(WorkerJob* job);
   uint64_t MakeCached(ClaimedRows& rows, uint64_t begin_ns);
-  void MakeUnread(ClaimedRows& rows);       // need no reading; for kInlineNs
-  uint64_t Begin(const ClaimedRows& rows);  // when
+  void MakeUnread(ClaimedRows& rows);  // need no reading; for kInlineNs
+  uint64_t Begin(ClaimedRows& rows);   // when
   void Made(ClaimedRows& rows, uint64_t count, uint64_t begin_ns);
 
   WorkerHost* const host_;

@@ -601,7 +601,8 @@ std::vector<WorkerPool::LateRead> WorkerPool::LateReads() {
       const Named named = NamedOf(read.job);
       const std::shared_ptr<const Dataset> dataset = named.dataset.lock();
       if (dataset == nullptr) continue;  // the read has just arrived
-      reads.push_back({each.seat.thread_index, named.key.uid, named.key.name, named.key.dataset,
+      reads.push_back({each.seat.thread_index, named.key.uid, named.key.name,
+                       named.key.dataset,
                        dataset->source->Describe(read.record),
                        static_cast<double>(read.ns) * 1e-9});
     }

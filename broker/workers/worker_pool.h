@@ -21,8 +21,8 @@
 // (function_workers.h).
 //
 // Without io_uring a read blocks its worker. The number of workers then follows
-// what storage gains by more (read_tuning.h), unless it is configured; the kernel
-// divides the processors between them.
+// what storage gains by more (read_tuning.h), unless it is configured; the
+// kernel divides the processors between them.
 //
 // A hung read blocks its worker for good. Then another thread takes
 // over the worker index, once, so threads are at most twice the workers. The

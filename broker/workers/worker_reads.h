@@ -49,9 +49,9 @@ class WorkerReads {
   // A finished read of a row. Its bytes are valid until Release.
   struct Read {
     std::shared_ptr<ClaimedRows> rows;
-    uint64_t index = 0;     // in rows->rows
-    bool in_place = false;  // the bytes are in the slot
-    bool cached = false;    // a range, in the page cache
+    uint64_t index = 0;       // in rows->rows
+    bool in_place = false;    // the bytes are in the slot
+    bool cached = false;      // a range, in the page cache
     bool from_cache = false;  // an entry of the job's (RowCache::Locate)
     Arrival arrival;
   };

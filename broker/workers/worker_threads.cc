@@ -34,15 +34,15 @@ Status WorkerThreads::Start(uint32_t worker_index, uint64_t job, uint32_t uid,
   added.ended = job == 0 ? nullptr : std::make_unique<std::atomic<bool>>(false);
   added.seat = {index, worker_index, job, process, {}, added.turns.get()};
   try {
-    added.thread = std::thread([this, seat = added.seat,
-                                reads = added.reads.get(),
-                                ended = added.ended.get()] {
-      run_(seat, reads);
-      if (ended == nullptr) return;
-      ended_.fetch_add(1, std::memory_order_relaxed);
-      // Release: pairs with the acquire above.
-      ended->store(true, std::memory_order_release);
-    });
+    added.thread =
+        std::thread([this, seat = added.seat, reads = added.reads.get(),
+                     ended = added.ended.get()] {
+          run_(seat, reads);
+          if (ended == nullptr) return;
+          ended_.fetch_add(1, std::memory_order_relaxed);
+          // Release: pairs with the acquire above.
+          ended->store(true, std::memory_order_release);
+        });
   } catch (const std::system_error& error) {
     // The next thread reuses its entry.
     added.ended = std::make_unique<std::atomic<bool>>(true);
