@@ -15,6 +15,7 @@
 
 #include "broker/control/control_server.h"
 #include "broker/workers/trace.h"
+#include "broker/workers/worker_host.h"
 #include "common/deadline.h"
 #include "common/message.h"
 
@@ -23,11 +24,6 @@ namespace {
 
 constexpr uint64_t kLookNs = 1'000'000;
 constexpr uint64_t kLookCostFactor = 100;
-
-uint64_t Nanoseconds(auto duration) {
-  return static_cast<uint64_t>(
-      std::chrono::duration_cast<std::chrono::nanoseconds>(duration).count());
-}
 
 StatusOr<Fd> MemfdOf(const std::vector<TraceEvent>& events) {
   Fd fd(memfd_create("penstock trace", MFD_CLOEXEC | MFD_ALLOW_SEALING));
@@ -64,8 +60,10 @@ ControlServer::Answer ControlServer::StartTrace(const Call& call) {
   tracing_->jobs.assign(jobs.begin(), jobs.end());
   tracing_->timer = std::move(timer);
   tracing_->seconds = call.request.at("seconds").get<double>();
-  tracing_->began_unix_ns =
-      Nanoseconds(std::chrono::system_clock::now().time_since_epoch());
+  tracing_->began_unix_ns = static_cast<uint64_t>(
+      std::chrono::nanoseconds(
+          std::chrono::system_clock::now().time_since_epoch())
+          .count());
   const uint64_t now_ns = MonotonicNs();
   tracing_->end_ns = now_ns + static_cast<uint64_t>(tracing_->seconds * 1e9);
   workers_->trace().Start(now_ns);

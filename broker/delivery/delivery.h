@@ -83,12 +83,19 @@ std::vector<FormerBatch> FormerBatches(const CursorPage& page);
 // The position at which that rank continues.
 uint64_t FormerPosition(const CursorPage& page, const Plan& plan);
 
+// Rows of one batch, from begin to end.
+struct BatchRows {
+  uint64_t begin = 0;
+  uint64_t end = 0;
+};
+
 // One step's rows for one lane, being made in a slot.
 struct OpenBatch {
   uint64_t step = 0;               // number in the lane, from 0: its order
   Plan::RankBatch rows;            // which plan rows
   uint32_t slot = 0;               // in the segment
-  uint64_t claimed = 0;            // rows handed to workers
+  uint64_t claimed = 0;            // rows that workers have, or have made
+  std::vector<BatchRows> given_back;  // that workers had, and did not make
   uint64_t finished = 0;           // rows done by them
   uint64_t valid_rows = 0;         // set when it is assembled
   uint64_t shape_rows = 0;         // valid rows plus padding
@@ -96,6 +103,19 @@ struct OpenBatch {
   std::vector<uint64_t> left_out;  // rows that on_error: skip leaves out
 
   bool done() const { return finished == (abandoned ? claimed : rows.rows); }
+  // Some of the rows that no worker has; empty: there are none. Without rows
+  // given back, `claimed` is where the others begin.
+  BatchRows Unclaimed() const {
+    return given_back.empty() ? BatchRows{claimed, rows.rows}
+                              : given_back.back();
+  }
+  // A worker has those of Unclaimed() before `end`.
+  void Claim(uint64_t end) {
+    claimed += end - Unclaimed().begin;
+    if (given_back.empty()) return;
+    given_back.back().begin = end;
+    if (end == given_back.back().end) given_back.pop_back();
+  }
 };
 
 // A change of the set of ranks at some step (on_rank_death: shrink).
@@ -277,6 +297,8 @@ class Delivery {
   uint32_t SegmentSlot(const OpenBatch& batch, uint32_t copy) const {
     return copy * static_cast<uint32_t>(slots_.size()) + batch.slot;
   }
+  // No worker has these rows any more, which it did not make.
+  void GiveBack(OpenBatch* batch, const BatchRows& rows);
   // Called when all its rows are done (OpenBatch::done).
   void Filled(OpenBatch* batch);
 

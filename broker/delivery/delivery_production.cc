@@ -224,6 +224,12 @@ OpenBatch* Delivery::Claimable(std::optional<uint32_t> node) {
   return oldest;
 }
 
+void Delivery::GiveBack(OpenBatch* batch, const BatchRows& rows) {
+  batch->claimed -= rows.end - rows.begin;
+  batch->given_back.push_back(rows);
+  claimable_[NodeOf(batch->slot)].push({batch->step, batch->slot});
+}
+
 void Delivery::Filled(OpenBatch* batch) {
   Slot& slot = slots_[batch->slot];
   assert(slot.state == SlotState::kFilling && batch->done());

@@ -76,7 +76,7 @@ class RecentMean {
 };
 
 // State of the threads of a job with a Python function at one moment; such a
-// job has function workers of its own (worker_pool.h).
+// job has function workers of its own (function_workers.h).
 struct FunctionWorkersUse {
   uint32_t threads = 0;         // 0: it has none
   uint32_t busy = 0;            // on a row

@@ -697,19 +697,20 @@ Claim Job::ClaimRows(std::optional<uint32_t> node) {
   claim.batch = share;
   claim.slot = delivery_.SlotToFill(*share, node);
   claim.local = delivery_.IsLocal(*share, node);
-  claim.begin = share->claimed;
-  uint64_t end = share->claimed + ChunkRowsNow();
+  const BatchRows unclaimed = share->Unclaimed();
+  claim.begin = unclaimed.begin;
+  uint64_t end = unclaimed.begin + ChunkRowsNow();
   if (dataset_->mixes_pairs()) {
     // One worker makes both rows of a pair.
     const uint64_t row = share->rows.first_row + end;
     end += (kPairedRows - row % kPairedRows) % kPairedRows;
   }
-  claim.end = std::min(end, share->rows.rows);
+  claim.end = std::min(end, unclaimed.end);
   {
     MutexLock weights_lock(&weights_mutex_);
     claim.plan = rows_plan_;
   }
-  share->claimed = claim.end;
+  share->Claim(claim.end);
   // No worker is to be woken in vain.
   if (delivery_.Claimable() == nullptr) on_work_(false);
   return claim;
@@ -763,6 +764,18 @@ void Job::FinishRows(const Claim& claim) {
   delivery_.Filled(share);
   AdvanceLocked();
   note(kPublishing);
+}
+
+void Job::GiveBack(const Claim& rows) {
+  OpenBatch* const share = rows.batch;
+  MutexLock lock(&mutex_);
+  delivery_.GiveBack(share, {rows.begin, rows.end});
+  if (share->done()) {  // nobody will get it, and no worker has rows of it
+    delivery_.Filled(share);
+    AdvanceLocked();
+  } else if (failure_.ok() && !share->abandoned) {
+    on_work_(true);
+  }
 }
 
 void Job::CountParts(const std::vector<uint64_t>& ns, uint64_t rows) {

@@ -235,6 +235,9 @@ class Job {
   Claim ClaimRows(std::optional<uint32_t> node);
   // The rows are done; the last of a batch publish it.
   void FinishRows(const Claim& claim);
+  // Others may claim the rows, which were not made. What is finished and given
+  // back of a claim is all of it, each row once.
+  void GiveBack(const Claim& rows);
   // The row is left out or was replaced (on_error); error has file and reason.
   void LeaveOut(OpenBatch* batch, uint64_t row, const Status& error);
   void CountSubstitute(const Status& error);

@@ -54,6 +54,8 @@ class PartsMaker final : public Source::Maker {
     const auto [part, record] = places_.Find(wanted.record);
     return makers_[part]->Make(seed, {record, wanted.pass}, raw);
   }
+  // All: the processes of other parts live and have begun theirs.
+  size_t begun() const override { return SIZE_MAX; }
 
  private:
   const Concatenation& places_;

@@ -124,6 +124,8 @@ class PythonMaker final : public Source::Maker {
     return status;
   }
 
+  size_t begun() const override { return wanted_.size() - next_ - 1; }
+
  private:
   // Waits until more rows are made. DataLoss, DeadlineExceeded: the next row
   // cannot be.
@@ -201,8 +203,8 @@ class PythonMaker final : public Source::Maker {
                                 memory_, cancelled_);
   }
 
-  // The process is not usable any more. OK: another one is asked. It makes the
-  // rows before the suspect first, so that nothing else can be to blame.
+  // The process is not usable any more. Aborted: another one is asked. It makes
+  // the rows before the suspect first, so that nothing else can be to blame.
   Status Ended(const Status& status) {
     uint64_t in_work = next_;
     if (asked_) {
@@ -224,7 +226,8 @@ class PythonMaker final : public Source::Maker {
     if (!suspect_ || suspect_->record != record) suspect_ = {record, 0, {}};
     ++suspect_->deaths;
     suspect_->status = status;
-    return OkStatus();
+    wanted_.resize(in_work + 1);
+    return AbortedError("{}", status.message());
   }
 
   Status Find(uint64_t row, RawRecord* raw) const {

@@ -135,10 +135,14 @@ class Source {
     // These rows will be wanted next, in this order.
     virtual void Expect(uint64_t seed, std::span<const Wanted> wanted) = 0;
     // Points *raw at the features of a record; valid until the next call.
-    // Errors of the record: DataLoss, DeadlineExceeded. Others: InvalidArgument
-    // (the dataset cannot be loaded), Cancelled, ...
+    // Errors of the record: DataLoss, DeadlineExceeded. Aborted: its process
+    // has ended; called again, it waits for another one. Others:
+    // InvalidArgument (the dataset cannot be loaded), Cancelled, ...
     virtual Status Make(uint64_t seed, const Wanted& wanted,
                         RawRecord* raw) = 0;
+    // After Aborted: so many of the expected rows after this one are wanted
+    // here. A process that has ended had begun none of the others.
+    virtual size_t begun() const = 0;
   };
   // nullptr: records are located and unpacked.
   virtual std::unique_ptr<Maker> MakeMaker(Cancelled) const { return nullptr; }

@@ -15,7 +15,7 @@ void CachedReads::Begin(ClaimedRows* rows) {
   reads_ = bytes_ = 0;
 }
 
-bool CachedReads::Next(uint64_t* index, ReadBytes* read, bool* kept) {
+bool CachedReads::Next(uint64_t* index, ReadBytes* read, bool* from_cache) {
   if (rows_->job->Cancelled()) return false;
   if (next_ == group_rows_) ReadGroup();
   if (next_ == group_rows_) return false;
@@ -28,8 +28,8 @@ bool CachedReads::Next(uint64_t* index, ReadBytes* read, bool* kept) {
     }
   }
   *read = {{row.to, row.bytes}, ends_};
-  *kept = row.kept;
-  *index = rows_->Number(rows_->started++);
+  *from_cache = row.from_cache;
+  *index = rows_->IndexOf(rows_->started++);
   ++reads_;
   bytes_ += row.bytes;
   return true;
@@ -39,12 +39,12 @@ void CachedReads::ReadGroup() {
   group_rows_ = next_ = 0;
   const size_t count = LocateGroup();
   if (count == 0) return;
-  uint64_t& cached_rows = rows_->kept->reads.cached_rows;
+  uint64_t& cached_rows = rows_->state->reads.cached_rows;
   const bool mapped = cached_rows >= kWarmRows;
   // A page that was dropped this moment is read by this thread, which may hang.
   in_flight_->Start(entry_, rows_->job_number,
-                    rows_->rows[rows_->Number(rows_->started)].record,
-                    pool_->now_ns());
+                    rows_->rows[rows_->IndexOf(rows_->started)].record,
+                    host_->now_ns());
   size_t read = 0;
   while (read < count &&
          ReadCached(group_[read].request, mapped, group_[read].to)) {
@@ -67,13 +67,13 @@ size_t CachedReads::LocateGroup() {
   for (; count < group_max_ && rows_->started + count < end; ++count) {
     const uint64_t index = rows_->started + count;
     Row& row = group_[count];
-    row.kept = LocateRow(
-        source, cache, rows_->rows[rows_->Number(index)].record, &row.request);
+    row.from_cache = LocateRow(
+        source, cache, rows_->rows[rows_->IndexOf(index)].record, &row.request);
     const std::optional<uint64_t> needed = CachedBytes(row.request);
     if (!needed || (count > 0 && bytes + *needed > kGroupBytes)) break;
     ExpectCached(row.request);
     if (index + group_max_ < end) {
-      source.Expect(rows_->rows[rows_->Number(index + group_max_)].record);
+      source.Expect(rows_->rows[rows_->IndexOf(index + group_max_)].record);
     }
     row.bytes = *needed;
     bytes += *needed;
@@ -82,9 +82,10 @@ size_t CachedReads::LocateGroup() {
   std::byte* to = buffer_.data();
   for (size_t i = 0; i < count; ++i) {
     Row& row = group_[i];
-    const bool in_place = in_place_ && !row.kept && row.request.more.empty();
+    const bool in_place =
+        in_place_ && !row.from_cache && row.request.more.empty();
     row.to = in_place
-                 ? rows_->Place(rows_->Number(rows_->started + i), *in_place_)
+                 ? rows_->Place(rows_->IndexOf(rows_->started + i), *in_place_)
                  : std::exchange(to, to + row.bytes);
   }
   return count;
@@ -107,7 +108,7 @@ bool CachedReads::KeepsGroup(size_t count) {
   struct rusage usage;
   if (getrusage(RUSAGE_THREAD, &usage) == 0 &&
       std::exchange(faults_, usage.ru_majflt) != usage.ru_majflt) {
-    rows_->kept->reads.cached_rows = 0;
+    rows_->state->reads.cached_rows = 0;
   }
   return true;
 }

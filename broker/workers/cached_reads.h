@@ -23,7 +23,7 @@
 #include "broker/io/read_request.h"
 #include "broker/io/reads_in_flight.h"
 #include "broker/workers/claimed_rows.h"
-#include "broker/workers/worker_pool.h"
+#include "broker/workers/worker_host.h"
 
 namespace penstock {
 
@@ -31,15 +31,15 @@ namespace penstock {
 class CachedReads {
  public:
   // entry: of `in_flight`, for the group that is read.
-  CachedReads(WorkerPool* pool, ReadsInFlight* in_flight, uint32_t entry)
-      : pool_(pool), in_flight_(in_flight), entry_(entry) {}
+  CachedReads(WorkerHost* host, ReadsInFlight* in_flight, uint32_t entry)
+      : host_(host), in_flight_(in_flight), entry_(entry) {}
 
   // The rows of the claim from rows->started on, which must outlive the run.
   void Begin(ClaimedRows* rows);
   // Reads the next row and counts it as started. False: there is none, or it
-  // takes a ticket. The bytes are valid until the next call. kept: they are of
-  // the job's cache.
-  bool Next(uint64_t* index, ReadBytes* read, bool* kept);
+  // takes a ticket. The bytes are valid until the next call. from_cache: they
+  // are an entry of the job's cache.
+  bool Next(uint64_t* index, ReadBytes* read, bool* from_cache);
   // Counts what was read since Begin.
   void End();
 
@@ -54,14 +54,14 @@ class CachedReads {
     ReadRequest request;
     uint64_t bytes = 0;  // of all parts
     std::byte* to = nullptr;
-    bool kept = false;
+    bool from_cache = false;
   };
 
   void ReadGroup();
   size_t LocateGroup();
   bool KeepsGroup(size_t count);
 
-  WorkerPool* const pool_;
+  WorkerHost* const host_;
   ReadsInFlight* const in_flight_;
   const uint32_t entry_;
   ClaimedRows* rows_ = nullptr;

@@ -17,8 +17,8 @@
 #include "broker/job/job.h"
 #include "broker/plan/plan.h"
 #include "broker/stream/stream.h"
-#include "broker/transform/row_program.h"
-#include "broker/workers/worker_pool.h"
+#include "broker/workers/row_maker.h"
+#include "broker/workers/worker_host.h"
 #include "common/deadline.h"
 
 namespace penstock {
@@ -61,16 +61,15 @@ struct JobReads {
   uint64_t pin_bytes = 0;  // of each pin
 };
 
+struct ClaimedRows;
+
 // A worker's state of a job.
 struct WorkerJob {
   std::weak_ptr<Job> job;
-  StepClock clock;
-  std::vector<std::unique_ptr<RowProgram::Scratch>> scratch;  // by program
-  std::unique_ptr<Source::Maker> maker;  // of records that a process makes
+  std::unique_ptr<RowMaker> maker;
   Shuffles shuffles;
-  CacheScratch cache;
-  uint64_t dataset_hash = 0;  // SampleQuarantine::DatasetHash
   JobReads reads;
+  ClaimedRows* in_work = nullptr;  // of which a row is being made
 };
 using WorkerJobs = std::map<const Job*, WorkerJob>;
 
@@ -83,14 +82,13 @@ struct ClaimedRows {
   };
 
   std::shared_ptr<Job> job;
-  JobAccount* account = nullptr;  // the pool's, for job
-  size_t account_index = 0;
-  WorkerJob* kept = nullptr;  // for job
-  uint64_t job_number = 0;    // the pool's
+  JobAccount* account = nullptr;  // the host's, for job
+  WorkerJob* state = nullptr;     // for job
+  uint64_t job_number = 0;        // the host's
   Claim claim;
   std::vector<Plan::Row> rows;
   std::vector<Column> columns;  // by feature
-  // Of a job with a cache, the numbers of its rows: first those that are read
+  // Of a job with a cache, the indices of its rows: first those that are read
   // before they are made, of its files or of the cache's. Else empty: rows are
   // in their order, and all are read or none.
   std::vector<uint32_t> order;
@@ -103,7 +101,7 @@ struct ClaimedRows {
   std::vector<uint64_t> left_out;  // rows of the claim that on_error skips
   std::vector<Stream::Piece> pieces;  // of a stream, instead of reads
 
-  uint64_t Number(uint64_t i) const { return order.empty() ? i : order[i]; }
+  uint64_t IndexOf(uint64_t i) const { return order.empty() ? i : order[i]; }
   bool AllStarted() const {
     return started == to_read && at_once == rows.size();
   }
@@ -114,6 +112,9 @@ struct ClaimedRows {
   int64_t* Id(uint64_t index) const {
     return job->segment().ids(claim.slot) + claim.begin + index;
   }
+  // Its process has ended: of the rows that are not started only the first
+  // `begun` stay here.
+  void GiveBack(uint64_t begun);
   // Counts `count` more rows done. The last row hands back the whole claim, so
   // the job's lock is taken once.
   void Finish(uint64_t count);

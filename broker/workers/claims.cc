@@ -4,13 +4,13 @@
 #include <numeric>
 #include <utility>
 
-#include "broker/workers/sample_quarantine.h"
+#include "broker/transform/mixup.h"
 
 namespace penstock {
 
-WorkerJob& Claims::Keep(const std::shared_ptr<Job>& job) {
-  WorkerJob& kept = (*jobs_)[job.get()];
-  if (!kept.scratch.empty() && kept.job.lock() == job) return kept;
+WorkerJob& Claims::StateOf(const std::shared_ptr<Job>& job, uint64_t number) {
+  WorkerJob& state = (*jobs_)[job.get()];
+  if (state.maker != nullptr && state.job.lock() == job) return state;
   // Also drops ended jobs. An awaited read keeps its job, so ended jobs have
   // none.
   for (auto it = jobs_->begin(); it != jobs_->end();) {
@@ -21,26 +21,22 @@ WorkerJob& Claims::Keep(const std::shared_ptr<Job>& job) {
     reads_->Unpin(it->second.reads);
     it = jobs_->erase(it);
   }
-  reads_->Unpin(kept.reads);
-  kept.job = job;
+  reads_->Unpin(state.reads);
   const Cancelled cancelled = [this, job = job.get()] {
-    return job->Cancelled() || pool_->stopping();
+    return job->Cancelled() || host_->stopping();
   };
-  kept.scratch.clear();
-  for (const auto& program : job->dataset().programs) {
-    kept.scratch.push_back(program->MakeScratch(cancelled, &kept.clock));
-  }
-  kept.maker = job->dataset().source->MakeMaker(cancelled);
-  kept.shuffles = Shuffles();
-  kept.dataset_hash =
-      SampleQuarantine::DatasetHash(DatasetKey(job->options().spec));
-  kept.reads = {};
-  return kept;
+  RowMaker::Watch watch = watch_;
+  watch.job_number = number;
+  state = {job, std::make_unique<RowMaker>(job->dataset(), job->options().spec,
+                                           cancelled, watch)};
+  state.maker->SetOnProcessEnd(
+      [&state](size_t begun) { state.in_work->GiveBack(begun); });
+  return state;
 }
 
 bool Claims::ClaimMore() {
-  // Takes the pool's lock only after news, not per sample.
-  const uint64_t news = pool_->news();
+  // Takes the host's lock only after news, not per sample.
+  const uint64_t news = host_->news();
   if (failed_ && news == news_seen_) return false;
   jobs_of_open_.clear();
   Turn before = kLastTurn;
@@ -48,14 +44,14 @@ bool Claims::ClaimMore() {
     jobs_of_open_.push_back(rows->job.get());
     if (rows->at_once == rows->rows.size()) continue;
     // A claim not yet started is made next.
-    before = rows->at_once == rows->to_read
-                 ? Turn{}
-                 : std::min(before, order_.TurnIn(CandidateOf(
-                                        *rows->account, *rows->job,
-                                        MonotonicNs())));
+    before =
+        rows->at_once == rows->to_read
+            ? Turn{}
+            : std::min(before, order_.TurnIn(CandidateOf(
+                                   *rows->account, *rows->job, MonotonicNs())));
   }
   std::sort(jobs_of_open_.begin(), jobs_of_open_.end());
-  WorkerPool::Claimed claimed = pool_->ClaimFair(&order_, jobs_of_open_, before,
+  WorkerHost::Claimed claimed = host_->ClaimFair(&order_, jobs_of_open_, before,
                                                  seat_, reads_->blocking());
   failed_ = claimed.claim.batch == nullptr;
   news_seen_ = news;
@@ -64,15 +60,14 @@ bool Claims::ClaimMore() {
   auto rows = std::make_shared<ClaimedRows>();
   rows->job = std::move(claimed.job);
   rows->account = claimed.account;
-  rows->account_index = claimed.index;
-  rows->kept = &Keep(rows->job);
+  rows->state = &StateOf(rows->job, claimed.number);
   rows->job_number = claimed.number;
   rows->claim = claimed.claim;
   const Plan::RankBatch& batch = rows->claim.batch->rows;
   const uint64_t count = rows->claim.end - rows->claim.begin;
   rows->rows.resize(count);
   rows->claim.plan->Rows(batch.epoch, batch.first_row + rows->claim.begin,
-                         count, &rows->kept->shuffles, rows->rows.data());
+                         count, &rows->state->shuffles, rows->rows.data());
   const ElementSpec& element =
       rows->job->dataset().element_spec(rows->claim.batch->rows.part);
   rows->columns.reserve(element.size());
@@ -107,7 +102,7 @@ void Claims::Sort(ClaimedRows* rows) {
   if (cache == nullptr) {
     rows->to_read = rows->reads ? count : 0;
   } else {
-    // By now: what is kept meanwhile is found when the row is made.
+    // By now: what is cached meanwhile is found when the row is made.
     const auto is_read = [&](uint32_t i) {
       return cache->Has(rows->rows[i].record) ? cache->is_read() : rows->reads;
     };
@@ -123,9 +118,26 @@ void Claims::Sort(ClaimedRows* rows) {
 void Claims::Close(size_t i) {
   const ClaimedRows& rows = *open_[i];
   order_.Add(rows.reads || rows.to_read > 0,
-             {order_.TurnIn(CandidateOf(*rows.account)), rows.account_index});
+             {order_.TurnIn(CandidateOf(*rows.account)), rows.account->index});
   open_.erase(open_.begin() + static_cast<ptrdiff_t>(i));
   failed_ = false;
+}
+
+void ClaimedRows::GiveBack(uint64_t begun) {
+  // Rows to read are in flight, in an order of their own.
+  if (to_read > 0 || !pieces.empty()) return;
+  if (begun >= rows.size() - at_once) return;
+  uint64_t end = claim.begin + at_once + begun;
+  if (job->dataset().mixes_pairs()) {
+    const uint64_t row = claim.batch->rows.first_row + end;
+    end += (kPairedRows - row % kPairedRows) % kPairedRows;
+  }
+  if (end >= claim.end) return;
+  Claim rest = claim;
+  rest.begin = claim.end = end;
+  rows.resize(end - claim.begin);
+  if (!order.empty()) order.resize(rows.size());
+  job->GiveBack(rest);
 }
 
 void ClaimedRows::Finish(uint64_t count) {

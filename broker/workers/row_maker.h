@@ -1,83 +1,133 @@
-// The third step of a row: its bytes become the features of its ring row, or
-// the spec's on_error decides how to handle it.
+// Makes rows: a record in a pass becomes the features at the places that are
+// named, or the spec's on_error decides what does.
+//
+// Knows neither jobs nor claims nor slots: a worker makes rows of its claims
+// with it (claim_maker.h), a replay those of a plan (replay.cc).
 //
 // All code that processes foreign bytes runs inside a quarantine mark
 // (sample_quarantine.h).
 #ifndef BROKER_WORKERS_ROW_MAKER_H_
 #define BROKER_WORKERS_ROW_MAKER_H_
 
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <span>
+#include <string>
+#include <utility>
 #include <vector>
 
 #include "broker/io/read.h"
 #include "broker/io/reads_in_flight.h"
-#include "broker/workers/claimed_rows.h"
-#include "broker/workers/worker_pool.h"
+#include "broker/job/dataset.h"
+#include "broker/plan/plan.h"
+#include "broker/transform/row_program.h"
+#include "broker/workers/sample_quarantine.h"
 #include "common/status.h"
 
 namespace penstock {
 
-// Runs on its worker's thread.
+// Makes rows of one dataset, on one thread.
 class RowMaker {
  public:
-  // substitute_entry: the entry of `in_flight` for reads of substitutes.
-  RowMaker(WorkerPool* pool, uint32_t thread_index, ReadsInFlight* in_flight,
-           uint32_t substitute_entry)
-      : pool_(pool),
-        thread_index_(thread_index),
-        in_flight_(in_flight),
-        substitute_entry_(substitute_entry) {}
+  // Where a thread tells what it is at, for those who look whether it hangs.
+  struct Watch {
+    SampleQuarantine* samples = nullptr;
+    uint32_t thread_index = 0;  // its line of samples
+    uint64_t job_number = 0;
+    const std::atomic<uint64_t>* now_ns = nullptr;
+    ReadsInFlight* in_flight = nullptr;
+    uint32_t entry = 0;  // of in_flight: reads that it waits for
+  };
+  // By feature.
+  using Places = std::span<std::byte* const>;
 
-  // The claim's rows that are not started will be made next, in order.
-  void Expect(const ClaimedRows& rows);
-  // Makes row `index` of the claim. bytes: as read; empty if its source needs
-  // no reading. kept: they are of the job's cache.
-  void Make(ClaimedRows& rows, uint64_t index, const ReadBytes& read,
-            bool kept = false);
-  // Makes rows of a stream from `index` to the end of a piece. Returns how
-  // many; all remaining rows if they cannot be made.
-  uint64_t MakeOfStream(ClaimedRows& rows, uint64_t index);
-  // Called for a row that could not be read or made.
-  void HandleError(ClaimedRows& rows, uint64_t index, const Status& status);
-  // Called once all rows of the claim are made, if they are mixed in pairs: the
-  // claim has both rows of each, but for pairs across the ends of its batch.
-  // These rows' partners are made again.
-  void MixPairs(ClaimedRows& rows);
+  // The dataset outlives it. cancelled: nobody waits for the rows.
+  RowMaker(const Dataset& dataset, const DatasetSpec& spec,
+           const Cancelled& cancelled, const Watch& watch);
+
+  // These rows will be made next, in this order.
+  void Expect(std::span<const Plan::Row> rows);
+  // Makes a row of what was read for it, which is nothing if its source needs
+  // no reading. from_cache: it is an entry of the dataset's cache.
+  Status Make(const Plan::Row& row, const ReadBytes& read, bool from_cache,
+              Places out);
+  // Makes a row of features that are at hand.
+  Status MakeOf(const RawRecord& raw, const Plan::Row& row, Places out);
+  // Reads the row, waits for it, and makes it.
+  Status ReadAndMake(const Plan::Row& row, Places out);
+
+  struct Outcome {
+    std::optional<uint64_t> record;  // whose features it has; none: left out
+    Status error;                    // why these are not its own
+  };
+  // What on_error does about a row that could not be read or made. An error:
+  // the rows end here, or nobody waits (Cancelled).
+  StatusOr<Outcome> Recover(const Plan::Row& row, const Status& status,
+                            const Plan& plan, Shuffles* shuffles, Places out);
+  // ReadAndMake, else Recover.
+  StatusOr<Outcome> MakeAnyhow(const Plan::Row& row, const Plan& plan,
+                               Shuffles* shuffles, Places out);
+  // Mixes a row with its partner, both finished but for that. pair: see
+  // PairMix.
+  void MixPair(const Plan::Row& row, const AugmentationKey& pair, Places out,
+               Places partner);
+
+  // Called while a row waits for the successor of a process that has ended: so
+  // many of the expected rows after it are wanted here, the others need not be.
+  void SetOnProcessEnd(std::function<void(size_t begun)> on_process_end) {
+    on_process_end_ = std::move(on_process_end);
+  }
+
+  uint64_t dataset_hash() const { return dataset_hash_; }
+  // How long the parts of rows take, while somebody asks.
+  StepClock& clock() { return clock_; }
+  struct CacheUse {
+    uint64_t hits = 0;
+    uint64_t misses = 0;
+  };
+  // Since the last call.
+  CacheUse TakeCacheUse() { return std::exchange(cache_use_, {}); }
 
  private:
-  // What makes a row writes it where this says.
-  void Aim(const ClaimedRows& rows, uint64_t index);
-  Status MakeRow(ClaimedRows& rows, const Plan::Row& row, const ReadBytes& read,
-                 bool kept);
   enum class MadeBy {
-    kSource,   // nothing is to be kept
-    kHead,     // kept_ is
+    kSource,   // nothing is to be put into the cache
+    kHead,     // head_ is
     kNothing,  // its entry in the cache is damaged
   };
-  Status Run(ClaimedRows& rows, const AugmentationKey& key,
-             const ReadBytes& read, bool kept, MadeBy* by);
-  void Keep(ClaimedRows& rows, uint64_t record);
-  Status ReadAndMake(ClaimedRows& rows, const Plan::Row& row);
-  StatusOr<uint64_t> MakePiece(ClaimedRows& rows, uint64_t index);
-  std::optional<uint64_t> Substitute(ClaimedRows& rows, const Plan::Row& row);
-  Status MakePartner(ClaimedRows& rows, uint64_t row_of_epoch);
+  Status MakeMarked(const Plan::Row& row, const ReadBytes& read,
+                    bool from_cache, Places out, MadeBy* by);
+  Status MakeByProcess(const Plan::Row& row);
+  SampleQuarantine::Mark MarkOf(uint64_t record) const;
+  void PutInCache(uint64_t record);
+  Status ErrorOf(uint64_t record, const Status& status) const;
 
-  WorkerPool* const pool_;
-  const uint32_t thread_index_;
-  ReadsInFlight* const in_flight_;
-  const uint32_t substitute_entry_;
-  std::unique_ptr<StorageReader> substitute_reader_;
+  const Dataset& dataset_;
+  const std::string name_;
+  const uint64_t seed_;
+  const OnError on_error_;
+  const uint32_t mixing_part_;  // RowPart
+  const Cancelled cancelled_;
+  const Watch watch_;
+  const uint64_t dataset_hash_;  // SampleQuarantine::DatasetHash
+  const uint64_t wait_ns_;       // that programs may wait for other processes
+  RowCache* const cache_;        // nullptr: there is none
+
+  StepClock clock_;
+  CacheUse cache_use_;
+  std::vector<std::unique_ptr<RowProgram::Scratch>> scratch_;  // by program
+  std::unique_ptr<Source::Maker> process_;  // makes records; nullptr: unpacked
+  std::function<void(size_t)> on_process_end_ = [](size_t) {};
   std::vector<Source::Wanted> wanted_;
   RawRecord raw_;
-  RawRecord kept_;  // what the head has made, or a cache had
+  RawRecord head_;  // what the head of `map` has made
   std::vector<std::byte> unpack_scratch_;
-  std::vector<std::byte*> out_;
-  std::vector<std::vector<std::byte>> partner_;         // by feature
-  std::vector<std::vector<std::byte>> stream_scratch_;  // by feature
+  CacheScratch cache_scratch_;
+  ReadRequest request_;
+  std::unique_ptr<StorageReader> reader_;  // of ReadAndMake
 };
 
 }  // namespace penstock

@@ -10,12 +10,12 @@
 #include <compare>
 #include <cstddef>
 #include <cstdint>
-#include <memory>
 #include <optional>
 #include <span>
 #include <vector>
 
 #include "broker/job/job.h"
+#include "broker/workers/accounts.h"
 
 namespace penstock {
 
@@ -26,15 +26,6 @@ struct Candidate {
   size_t user = 0;                    // her number
   uint64_t user_virtual_time_ns = 0;  // worker time that her jobs have had
 };
-// Jobs without attached ranks are served last. A job with a waiting rank is
-// served before jobs whose ranks have batches, until it has had this much more
-// worker time. Without the bound a job that never gets enough would always come
-// first, and a job that uses less than its share would get each batch only
-// after its ranks stall.
-inline constexpr uint64_t kHeadStartNs = 50'000'000;
-// Limits the unused worker time that a job which slept gets back. It exceeds
-// the head start, so a job that uses less than its share comes first.
-inline constexpr uint64_t kCreditNs = 2 * kHeadStartNs;
 // The candidate with the least turn is served next. Which user comes first is
 // decided by the time of all her jobs, so many jobs get no more than one; the
 // head start is one among the jobs of a user.
@@ -55,58 +46,6 @@ inline Turn TurnOf(const Candidate& candidate) {
 // Returns the index; candidates is not empty.
 size_t ServedNext(std::span<const Candidate> candidates);
 
-// Worker time. Relaxed: hints; slightly old ones are as fair.
-class VirtualTime {
- public:
-  uint64_t ns() const { return ns_.load(std::memory_order_relaxed); }
-  void Add(uint64_t ns) { ns_.fetch_add(ns, std::memory_order_relaxed); }
-  void Set(uint64_t ns) { ns_.store(ns, std::memory_order_relaxed); }
-  // Whoever has slept has at most kCreditNs less than those that were served.
-  void LimitCredit(const VirtualTime& present) {
-    const uint64_t now = present.ns();
-    if (ns() + kCreditNs < now) Set(now - kCreditNs);
-  }
-  // As the present time of others: it may lag, so that not every worker writes
-  // it for every row.
-  void Follow(const VirtualTime& served) {
-    constexpr uint64_t kStepNs = kHeadStartNs / 50;
-    const uint64_t to = served.ns();
-    uint64_t now = ns();
-    while (now + kStepNs < to &&
-           !ns_.compare_exchange_weak(now, to, std::memory_order_relaxed)) {
-    }
-  }
-
- private:
-  std::atomic<uint64_t> ns_{0};
-};
-
-// What a user's jobs have had together.
-struct alignas(64) UserAccount {
-  VirtualTime virtual_time;
-  VirtualTime present;  // time that her recently served jobs have had
-  size_t number = 0;
-  uint32_t uid = 0;  // with number: pool's mutex
-};
-
-// The data that a claim reads of every job. The accounts of all jobs are
-// adjacent, with nothing else in their cache lines.
-struct alignas(64) JobAccount {
-  VirtualTime virtual_time;
-  // Relaxed, both: as VirtualTime.
-  std::atomic<uint64_t> wanted_seen_ns{0};  // when wanted was updated
-  std::atomic<Demand> wanted{Demand::kAhead};
-  UserAccount* user = nullptr;
-  bool shares =
-      true;  // false: it has function workers, whose time is not shared
-  std::weak_ptr<const Job> job;  // expired: free. Pool's mutex.
-
-  void Charge(uint64_t ns) {
-    if (!shares) return;
-    virtual_time.Add(ns);
-    user->virtual_time.Add(ns);
-  }
-};
 // As last seen.
 inline Candidate CandidateOf(const JobAccount& account) {
   return {account.virtual_time.ns(),
@@ -121,7 +60,7 @@ Candidate CandidateOf(JobAccount& account, Job& job, uint64_t now_ns);
 // costs the same however many jobs wait for their ranks. Lock-free.
 class ClaimableJobs {
  public:
-  static constexpr size_t kJobsMax = 1024;
+  static constexpr size_t kJobsMax = Accounts::kJobsMax;
 
   // Relaxed, all: hints, as in JobAccount.
   void Set(size_t index, bool claimable) {

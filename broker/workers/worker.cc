@@ -18,14 +18,15 @@ constexpr uint64_t kWaitNoTicketNs = 1'000'000'000;
 
 }  // namespace
 
-Worker::Worker(WorkerPool* pool, const WorkerSeat& seat, uint32_t most,
+Worker::Worker(WorkerHost* host, const WorkerSeat& seat, uint32_t most,
                ReadsInFlight* in_flight)
-    : pool_(pool),
+    : host_(host),
       seat_(seat),
-      reads_(pool, seat.thread_index, most, in_flight, &jobs_),
-      claims_(pool, seat, &reads_, &jobs_),
-      cached_(pool, in_flight, reads_.extra_entry(0)),
-      maker_(pool, seat.thread_index, in_flight, reads_.extra_entry(1)) {}
+      reads_(host, seat.thread_index, most, in_flight, &jobs_),
+      claims_(host, seat, &reads_, &jobs_,
+              {host->samples(), seat.thread_index, 0, host->clock(), in_flight,
+               reads_.extra_entry(1)}),
+      cached_(host, in_flight, reads_.extra_entry(0)) {}
 
 bool Worker::RunOnce() {
   bool any = false;
@@ -46,7 +47,7 @@ bool Worker::RunOnce() {
       reads_.Await(reads_.full() ? kWaitNs : kNoWait);
       return any;
     }
-    if (pool_->stopping()) return false;
+    if (host_->stopping()) return false;
     reads_.Await(reads_.full() ? kWaitNoTicketNs : kWaitNs);
   }
 }
@@ -89,7 +90,7 @@ bool Worker::MakeNext() {
     next = ServedNext(candidates_);
   }
   const auto [rows, arrived] = makeable_[next];
-  pool_->Served(*rows->account);
+  host_->accounts().Served(*rows->account);
   if (arrived == nullptr) {
     MakeUnread(*rows);
   } else {
@@ -106,8 +107,8 @@ void Worker::MakeArrived(WorkerJob* job) {
   if (rows.job->Cancelled()) {
     // Its bytes are discarded.
   } else if (done.status.ok()) {
-    maker_.Make(rows, read.index, done.read(), read.kept);
-  } else if (read.kept) {
+    maker_.Make(rows, read.index, done.read(), read.from_cache);
+  } else if (read.from_cache) {
     maker_.Make(rows, read.index, {}, true);
   } else {
     maker_.HandleError(rows, read.index, done.status);
@@ -122,26 +123,27 @@ uint64_t Worker::MakeCached(ClaimedRows& rows, uint64_t begin_ns) {
   uint64_t made = 0;
   uint64_t index = 0;
   ReadBytes read;
-  bool kept = false;
-  StepClock* const clock = &rows.kept->clock;
+  bool from_cache = false;
+  StepClock* const clock = &rows.state->maker->clock();
   const auto read_next = [&] {
     const StepClock::In in(clock, kReading);
-    return cached_.Next(&index, &read, &kept);
+    return cached_.Next(&index, &read, &from_cache);
   };
   cached_.Begin(&rows);
   while ((!ReadsClock(made) || MonotonicNs() - begin_ns < kCachedNs) &&
          read_next()) {
-    maker_.Make(rows, index, read, kept);
+    maker_.Make(rows, index, read, from_cache);
     ++made;
   }
   cached_.End();
   return made;
 }
 
-uint64_t Worker::Begin(const ClaimedRows& rows) {
+uint64_t Worker::Begin(ClaimedRows& rows) {
+  rows.state->in_work = &rows;
   const uint64_t now_ns = MonotonicNs();
   if (rows.job->measured()) {
-    rows.kept->clock.Start(rows.job->parts(), now_ns);
+    rows.state->maker->clock().Start(rows.job->parts(), now_ns);
   }
   return now_ns;
 }
@@ -152,12 +154,15 @@ void Worker::Made(ClaimedRows& rows, uint64_t count, uint64_t begin_ns) {
   Count(rows.job->counters().decode_ns, end_ns - begin_ns);
   Count(rows.job->counters().decoded, count);
   rows.account->Charge(end_ns - begin_ns);
-  if (pool_->trace().on()) {
-    pool_->trace().Add(
+  if (host_->trace().on()) {
+    host_->trace().Add(
         seat_.job == 0 ? TraceActivity::kMake : TraceActivity::kFunction,
         seat_.thread_index, &rows.job->key(), count, begin_ns, end_ns);
   }
-  if (StepClock& clock = rows.kept->clock; clock.on()) {
+  const RowMaker::CacheUse use = rows.state->maker->TakeCacheUse();
+  if (use.hits > 0) Count(rows.job->counters().cache_hits, use.hits);
+  if (use.misses > 0) Count(rows.job->counters().cache_misses, use.misses);
+  if (StepClock& clock = rows.state->maker->clock(); clock.on()) {
     rows.job->CountParts(clock.Stop(end_ns), count);
   }
   rows.Finish(count);
@@ -168,7 +173,7 @@ void Worker::MakeUnread(ClaimedRows& rows) {
   maker_.Expect(rows);
   uint64_t made = 0;
   while (rows.at_once < rows.rows.size()) {
-    const uint64_t index = rows.Number(rows.at_once);
+    const uint64_t index = rows.IndexOf(rows.at_once);
     if (rows.job->Cancelled()) {
       made += rows.rows.size() - rows.at_once;
       rows.at_once = rows.rows.size();
@@ -181,8 +186,7 @@ void Worker::MakeUnread(ClaimedRows& rows) {
       continue;
     }
     // Reads and rows of other jobs must not wait long.
-    if (made > 0 && ReadsClock(made) &&
-        MonotonicNs() - begin_ns > kInlineNs) {
+    if (made > 0 && ReadsClock(made) && MonotonicNs() - begin_ns > kInlineNs) {
       break;
     }
     ++rows.at_once;

@@ -1,4 +1,4 @@
-// One worker: claim (claims.h), read (worker_reads.h), make (row_maker.h),
+// One worker: claim (claims.h), read (worker_reads.h), make (claim_maker.h),
 // finish (claimed_rows.h).
 //
 // A worker has rows of several jobs at once. It makes rows that have arrived or
@@ -14,25 +14,25 @@
 
 #include "broker/io/reads_in_flight.h"
 #include "broker/workers/cached_reads.h"
+#include "broker/workers/claim_maker.h"
 #include "broker/workers/claimed_rows.h"
 #include "broker/workers/claims.h"
-#include "broker/workers/row_maker.h"
-#include "broker/workers/worker_pool.h"
+#include "broker/workers/worker_host.h"
 #include "broker/workers/worker_reads.h"
 
 namespace penstock {
 
 // Runs on its own thread. The only shared data it touches are a Job's row
-// memory and counters, its ReadsInFlight and its line of the pool's
+// memory and counters, its ReadsInFlight and its line of the
 // SampleQuarantine.
 class Worker {
  public:
-  // most: bound of one job's reads in flight for any read_depth of the pool.
-  Worker(WorkerPool* pool, const WorkerSeat& seat, uint32_t most,
+  // most: bound of one job's reads in flight for any read_depth of the host.
+  Worker(WorkerHost* host, const WorkerSeat& seat, uint32_t most,
          ReadsInFlight* in_flight);
 
   // Claims and makes rows until none can be claimed and no awaited read is in
-  // flight. False: there was nothing to do, or the pool stops.
+  // flight. False: there was nothing to do, or the host stops.
   bool RunOnce();
   const WorkerSeat& seat() const { return seat_; }
   bool blocking() const { return reads_.blocking(); }
@@ -47,17 +47,17 @@ class Worker {
   // One row, and those after it whose bytes are in the page cache as well.
   void MakeArrived(WorkerJob* job);
   uint64_t MakeCached(ClaimedRows& rows, uint64_t begin_ns);
-  void MakeUnread(ClaimedRows& rows);       // need no reading; for kInlineNs
-  uint64_t Begin(const ClaimedRows& rows);  // when
+  void MakeUnread(ClaimedRows& rows);  // need no reading; for kInlineNs
+  uint64_t Begin(ClaimedRows& rows);   // when
   void Made(ClaimedRows& rows, uint64_t count, uint64_t begin_ns);
 
-  WorkerPool* const pool_;
+  WorkerHost* const host_;
   const WorkerSeat seat_;
   WorkerJobs jobs_;
   WorkerReads reads_;
   Claims claims_;
   CachedReads cached_;
-  RowMaker maker_;
+  ClaimMaker maker_;
   // MakeNext's choices.
   struct Makeable {
     ClaimedRows* rows = nullptr;

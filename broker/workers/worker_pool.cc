@@ -4,7 +4,6 @@
 #include <signal.h>
 
 #include <algorithm>
-#include <system_error>
 
 #include "broker/base/log.h"
 #include "broker/workers/worker.h"
@@ -13,10 +12,6 @@
 namespace penstock {
 namespace {
 
-// Limits of function worker threads, of all users and of one user. They leave
-// threads for other users and lines (sample_quarantine.h) for workers.
-constexpr uint32_t kFunctionWorkersMax = kSampleLines / 2;
-constexpr uint32_t kFunctionWorkersOfUserMax = kSampleLines / 8;
 constexpr uint64_t kLateNs = 1'000'000'000;
 // Log lines after one death.
 constexpr size_t kChargesLoggedMax = 20;
@@ -91,12 +86,12 @@ StatusOr<std::string> WorkerPool::CheckReads(const WorkerOptions& options) {
 
 StatusOr<std::unique_ptr<WorkerPool>> WorkerPool::Start(
     const Topology& topology, const WorkerOptions& options) {
-  std::unique_ptr<WorkerPool> pool(new WorkerPool());
-  pool->topology_ = &topology;
+  std::unique_ptr<WorkerPool> pool(new WorkerPool(topology));
   pool->options_ = options;
-  pool->depth_ = ReadDepth(options.read_depth);
-  pool->reads_most_ = pool->depth_.most();
-  pool->read_depth_.store(pool->depth_.depth(), std::memory_order_relaxed);
+  pool->read_tuning_ = ReadTuning(options.read_depth);
+  const ReadDepth& depth = pool->read_tuning_.depth();
+  pool->reads_most_ = depth.most();
+  pool->read_depth_.store(depth.depth(), std::memory_order_relaxed);
   const uint32_t workers =
       options.workers != 0 ? options.workers : topology.cpu_quota();
   if (workers > kWorkersMax) {
@@ -105,15 +100,21 @@ StatusOr<std::unique_ptr<WorkerPool>> WorkerPool::Start(
   }
   static_assert(2 * kWorkersMax <= kSampleLines);
   pool->workers_.store(workers, std::memory_order_relaxed);
+  pool->samples_ = options.samples;
   if (options.samples == nullptr) {
     PENSTOCK_ASSIGN_OR_RETURN(pool->own_samples_, SampleQuarantine::Open(""));
-    pool->options_.samples = pool->own_samples_.get();
+    pool->samples_ = pool->own_samples_.get();
   }
   // Makes one reader to detect a broken machine before any thread starts. Each
   // worker makes its own on its thread.
   PENSTOCK_ASSIGN_OR_RETURN(pool->read_backend_, CheckReads(options));
+  pool->threads_.Prepare(
+      [pool = pool.get()](const WorkerSeat& seat, ReadsInFlight* reads) {
+        pool->Run(seat, reads);
+      },
+      WorkerReads::Entries(pool->reads_most_));
   for (uint32_t i = 0; i < workers; ++i) {
-    PENSTOCK_RETURN_IF_ERROR(pool->StartThread(i));
+    PENSTOCK_RETURN_IF_ERROR(pool->threads_.Start(i));
   }
   return pool;
 }
@@ -126,16 +127,7 @@ WorkerPool::~WorkerPool() {
     WakeAll();
     more_workers_.NotifyAll();
   }
-  for (Thread& each : threads_) {
-    if (each.thread.joinable()) each.thread.join();
-  }
-}
-
-size_t WorkerPool::ThreadsAt(uint32_t worker_index) const {
-  return static_cast<size_t>(std::count_if(
-      threads_.begin(), threads_.end(), [worker_index](const auto& each) {
-        return each.worker_index == worker_index;
-      }));
+  threads_.Join();
 }
 
 Status WorkerPool::SetWorkers(uint32_t asked, std::string by) {
@@ -145,11 +137,11 @@ Status WorkerPool::SetWorkers(uint32_t asked, std::string by) {
                                 kWorkersMax);
   }
   const Status status = UseWorkers(workers);
-  if (ThreadsAt(0) == 0) return status;
+  if (threads_.CountAt(0) == 0) return status;
   options_.workers =
       asked == 0 && this->workers() == workers ? 0 : this->workers();
   set_by_ = std::move(by);
-  threads_of_processor_ = Tuner({1, kThreadsOfProcessorMax, true});
+  read_tuning_.BeginThreads();
   return status;
 }
 
@@ -157,7 +149,7 @@ Status WorkerPool::UseWorkers(uint32_t workers) {
   uint32_t there = 0;
   Status status;
   while (there < workers && status.ok()) {
-    if (ThreadsAt(there) == 0) status = StartThread(there);
+    if (threads_.CountAt(there) == 0) status = threads_.Start(there);
     if (status.ok()) ++there;
   }
   if (there == 0) return status;
@@ -172,12 +164,12 @@ Status WorkerPool::UseWorkers(uint32_t workers) {
 
 std::string WorkerPool::Description() const {
   const size_t cpus = topology_->cpus().size();
-  const uint32_t times = threads_of_processor_.number();
+  const uint32_t times = read_tuning_.threads_of_processor().number();
   const std::string why =
       options_.workers != 0 ? "set by " + set_by_
       : times > 1
           ? Format("auto, {} for each processor, as reads block them: {}",
-                   times, threads_of_processor_.Reason(BytesPerSecondText))
+                   times, read_tuning_.ThreadsReason())
       : workers() < cpus
           ? Format("auto, cpu.max allows {} of {} processors", workers(), cpus)
           : "auto, one for each processor";
@@ -191,98 +183,6 @@ std::map<uint32_t, uint32_t> WorkerPool::workers_of_nodes() const {
     if (const auto node = cpus[i % cpus.size()].node) ++of_nodes[*node];
   }
   return of_nodes;
-}
-
-Status WorkerPool::StartThread(uint32_t worker_index, uint64_t job,
-                               uint32_t uid, uint32_t number) {
-  auto index = static_cast<uint32_t>(threads_.size());
-  for (uint32_t i = 0; i < threads_.size(); ++i) {
-    // Acquire: the thread has done everything before; joining does not wait.
-    if (threads_[i].ended != nullptr &&
-        threads_[i].ended->load(std::memory_order_acquire)) {
-      if (threads_[i].thread.joinable()) threads_[i].thread.join();
-      index = i;
-      MutexLock lock(&mutex_);
-      --idle_;
-      break;
-    }
-  }
-  if (index >= kSampleLines) {
-    return ResourceExhaustedError("there are {} threads already", index);
-  }
-  if (index == threads_.size()) threads_.emplace_back();
-  Thread& added = threads_[index];
-  if (added.reads != nullptr) {
-    bytes_seen_ -= added.reads->bytes();
-    waited_seen_ns_ -= added.reads->waited_ns();
-    reads_seen_ -= added.reads->ended();
-  }
-  added.worker_index = worker_index;
-  added.uid = uid;
-  added.job = job;
-  added.number = number;
-  added.reads =
-      std::make_unique<ReadsInFlight>(WorkerReads::Entries(reads_most_));
-  added.turns = std::make_unique<WorkerTurns>();
-  added.ended = job == 0 ? nullptr : std::make_unique<std::atomic<bool>>(false);
-  try {
-    added.thread = std::thread(
-        [this,
-         seat =
-             WorkerSeat{
-                 index, worker_index, job, number, {}, added.turns.get()},
-         reads = added.reads.get(), ended = added.ended.get()] {
-          Run(seat, reads);
-          if (ended == nullptr) return;
-          MutexLock lock(&mutex_);
-          ++idle_;
-          // Release: pairs with the acquire in StartThread.
-          ended->store(true, std::memory_order_release);
-        });
-  } catch (const std::system_error& error) {
-    // The next thread reuses its entry.
-    added.ended = std::make_unique<std::atomic<bool>>(true);
-    added.worker_index = kNoWorkerIndex;
-    MutexLock lock(&mutex_);
-    ++idle_;
-    return ResourceExhaustedError("cannot start worker {}: {}", index,
-                                  error.what());
-  }
-  return OkStatus();
-}
-
-StatusOr<uint32_t> WorkerPool::StartFunctionWorkers(const JobKey& key,
-                                                    uint64_t number,
-                                                    uint32_t from,
-                                                    uint32_t to) {
-  uint32_t of_all = 0;
-  uint32_t of_user = 0;
-  for (const Thread& each : threads_) {
-    const bool function_workers = each.ended != nullptr &&
-                                  // Relaxed: counted only.
-                                  !each.ended->load(std::memory_order_relaxed);
-    of_all += function_workers;
-    of_user += function_workers && each.uid == key.uid;
-  }
-  Status status;
-  uint32_t at = from;
-  while (at < to && status.ok()) {
-    const uint32_t started = at - from;
-    if (of_all + started >= kFunctionWorkersMax ||
-        of_user + started >= kFunctionWorkersOfUserMax) {
-      status = ResourceExhaustedError(
-          "{} processes of Python functions are at work, {} of this user, all "
-          "there may be: {} and {}",
-          of_all + started, of_user + started, kFunctionWorkersMax,
-          kFunctionWorkersOfUserMax);
-      break;
-    }
-    status = StartThread(kNoWorkerIndex, number, key.uid, at);
-    at += status.ok();
-  }
-  // Fewer are slower; with none the job would never end.
-  if (at == 0) return status;
-  return at;
 }
 
 void WorkerPool::Run(WorkerSeat seat, ReadsInFlight* reads) {
@@ -331,13 +231,14 @@ std::unique_ptr<StorageReader> WorkerPool::MakeWorkerReader(
 }
 
 void WorkerPool::Add(std::shared_ptr<Job> job) {
-  LogCharges(options_.samples, *job);
+  LogCharges(samples_, *job);
   bool function_workers = false;
   uint64_t number = 0;
   {
     MutexLock lock(&mutex_);
-    const size_t index = OpenAccount(job);
-    if (index < ClaimableJobs::kJobsMax) {
+    if (JobAccount* const account = accounts_.Open(job)) {
+      const size_t index = account->index;
+      claimable_.Set(index, false);
       job->SetOnWork([this, index](bool claimable) {
         claimable_.Set(index, claimable);
         if (claimable) NotifyWork(index);
@@ -346,19 +247,18 @@ void WorkerPool::Add(std::shared_ptr<Job> job) {
         return item.second.job.expired() && item.second.dataset.expired();
       });
       number = next_number_++;
-      named_[number] = {job->key(), job, SharedDataset(job)};
+      named_[number] = {job->key(), job, job->shared_dataset()};
       function_workers = job->has_function_workers();
       const Source& source = *job->dataset().source;
       ReadRequest first;
       if (source.record_count() > 0) source.Locate(0, &first);
       const bool reads =
           job->stream() == nullptr && first.kind != ReadRequest::Kind::kNone;
-      JobAccount& account = accounts_[index];
       ChangeJobs([&](Entries* jobs) {
         jobs->resize(std::max(jobs->size(), index + 1));
         (*jobs)[index] = {
             job,
-            &account,
+            account,
             number,
             function_workers,
             0,
@@ -373,48 +273,9 @@ void WorkerPool::Add(std::shared_ptr<Job> job) {
     status = ResourceExhaustedError(
         "{} jobs are at work, the most there may be", ClaimableJobs::kJobsMax);
   } else if (function_workers) {
-    status = AddProcesses(job, number);
+    status = function_workers_.Add(job, number, options_.workers);
   }
   if (!status.ok()) job->Fail(status);
-}
-
-// Of a user who has a job, or had one lately: debts of time are kept.
-UserAccount* WorkerPool::AccountOf(uint32_t uid) {
-  UserAccount* found = nullptr;
-  for (UserAccount& user : users_) {
-    if (user.uid == uid) return &user;
-    const bool free = std::none_of(
-        accounts_.begin(), accounts_.end(), [&](const JobAccount& account) {
-          return account.user == &user && !account.job.expired();
-        });
-    if (free && found == nullptr) found = &user;
-  }
-  // One for each job is enough.
-  if (found == nullptr || users_.size() < ClaimableJobs::kJobsMax) {
-    found = &users_.emplace_back();
-    found->number = users_.size() - 1;
-  }
-  found->uid = uid;
-  found->virtual_time.Set(present_.ns());
-  return found;
-}
-
-size_t WorkerPool::OpenAccount(const std::shared_ptr<Job>& job) {
-  const auto free = std::find_if(
-      accounts_.begin(), accounts_.end(),
-      [](const JobAccount& account) { return account.job.expired(); });
-  const auto index = static_cast<size_t>(free - accounts_.begin());
-  if (index == ClaimableJobs::kJobsMax) return index;
-  if (free == accounts_.end()) accounts_.emplace_back();
-  JobAccount& account = accounts_[index];
-  account.user = AccountOf(job->key().uid);
-  account.shares = !job->has_function_workers();
-  // A new job starts at the present, without debt or credit.
-  account.virtual_time.Set(account.user->present.ns());
-  account.wanted_seen_ns.store(0, std::memory_order_relaxed);
-  account.job = job;
-  claimable_.Set(index, false);
-  return index;
 }
 
 void WorkerPool::Remove(const Job* job) {
@@ -469,7 +330,7 @@ bool WorkerPool::Serves(const WorkerSeat& seat, bool blocking,
                         const Entry& entry) {
   return entry.job != nullptr &&
          seat.job == (entry.function_workers ? entry.number : 0) &&
-         (seat.job == 0 || seat.number < entry.processes) &&
+         (seat.job == 0 || seat.process < entry.processes) &&
          !(entry.blocks && blocking);
 }
 
@@ -572,15 +433,14 @@ WorkerPool::Claimed WorkerPool::ClaimFair(ServingOrder* order,
         continue;
       }
       // A job served meanwhile loses at most one row.
-      account->user->virtual_time.LimitCredit(present_);
-      account->virtual_time.LimitCredit(account->user->present);
+      accounts_.LimitCredit(account);
       if (const Claim claim = entry.job->ClaimRows(seat.node);
           claim.batch != nullptr) {
         if (!order->empty() || claimable_.Has(index)) {
           MutexLock lock(&mutex_);
           WakeOne(entry);
         }
-        return {claim, entry.job, account, index, entry.number};
+        return {claim, entry.job, account, entry.number};
       }
     }
     if (list || !order->empty()) return {};
@@ -589,23 +449,54 @@ WorkerPool::Claimed WorkerPool::ClaimFair(ServingOrder* order,
 
 bool WorkerPool::WantsTick() {
   MutexLock lock(&mutex_);
-  return idle_ < threads_.size() ||
+  return idle_ < threads_.running() ||
          std::any_of(jobs_->begin(), jobs_->end(),
                      [](const Entry& entry) { return entry.job != nullptr; });
+}
+
+void WorkerPool::AdaptReads(double seconds) {
+  read_tuning_.Saw(seconds, threads_.CountReads(), workers());
+  if (!ReadsBlock()) {
+    if (read_tuning_.ChangesDepth()) {
+      read_depth_.store(read_tuning_.depth().depth(),
+                        std::memory_order_relaxed);
+    }
+    return;
+  }
+  const uint32_t quota = topology_->cpu_quota();
+  if (options_.workers == 0 &&
+      read_tuning_.ChangesThreads(kWorkersMax / quota)) {
+    const Status status =
+        UseWorkers(quota * read_tuning_.threads_of_processor().number());
+    if (!status.ok()) Log<"worker-not-started">(status.message());
+  }
+}
+
+void WorkerPool::UseProcesses(uint64_t number, uint32_t processes,
+                              uint32_t threads) {
+  MutexLock lock(&mutex_);
+  ChangeJobs([&](Entries* jobs) {
+    for (Entry& entry : *jobs) {
+      if (entry.number != number) continue;
+      entry.processes = processes;
+      entry.threads = threads;
+      entry.work->NotifyAll();
+    }
+  });
 }
 
 void WorkerPool::ReplaceBlocked(uint64_t now_ns) {
   std::vector<ReadsInFlight::Late> late;
   std::vector<uint32_t> blocked;
-  for (uint32_t i = 0; i < threads_.size(); ++i) {
+  for (const WorkerThreads::Thread& each : threads_.all()) {
     const size_t before = late.size();
-    threads_[i].reads->List(now_ns, kLateNs, &late);
+    each.reads->List(now_ns, kLateNs, &late);
     // io_uring reads block no worker.
     late.erase(std::remove_if(late.begin() + static_cast<ptrdiff_t>(before),
                               late.end(),
                               [](const auto& read) { return !read.blocked; }),
                late.end());
-    if (late.size() > before) blocked.push_back(i);
+    if (late.size() > before) blocked.push_back(each.seat.thread_index);
   }
   if (!late.empty() || any_blocks_) {
     MutexLock lock(&mutex_);
@@ -622,10 +513,12 @@ void WorkerPool::ReplaceBlocked(uint64_t now_ns) {
     WakeAll();
   }
   for (const uint32_t index : blocked) {
-    const uint32_t worker_index = threads_[index].worker_index;
-    if (worker_index >= workers() || ThreadsAt(worker_index) > 1) continue;
-    Log<"worker-held">(index, threads_.size());
-    if (const Status status = StartThread(worker_index); !status.ok()) {
+    const uint32_t worker_index = threads_.all()[index].seat.worker_index;
+    if (worker_index >= workers() || threads_.CountAt(worker_index) > 1) {
+      continue;
+    }
+    Log<"worker-held">(index, threads_.all().size());
+    if (const Status status = threads_.Start(worker_index); !status.ok()) {
       Log<"worker-not-started">(status.message());
     }
   }
@@ -652,19 +545,20 @@ std::optional<std::string> WorkerPool::Tick() {
     slept_ns = slept_ns_;
   }
   if (const uint64_t ns = steady_ns - ticked_ns_; ticked_ns_ != 0 && ns > 0) {
+    const double seconds = static_cast<double>(ns) * 1e-9;
     // With replaced threads there are more threads than workers.
     const double slept_share = static_cast<double>(slept_ns - slept_seen_ns_) /
                                (static_cast<double>(ns) * workers());
-    idle_share_.Add(std::min(slept_share, 1.0), static_cast<double>(ns) * 1e-9);
-    AdaptReads(ns);
-    AdaptProcesses(static_cast<double>(ns) * 1e-9);
+    idle_share_.Add(std::min(slept_share, 1.0), seconds);
+    AdaptReads(seconds);
+    function_workers_.Adapt(seconds, *samples_, now_ns);
   }
   slept_seen_ns_ = slept_ns;
   ticked_ns_ = steady_ns;
 
   ReplaceBlocked(now_ns);
   std::vector<ReadsInFlight::Late> late;
-  for (const Thread& each : threads_) {
+  for (const WorkerThreads::Thread& each : threads_.all()) {
     each.reads->List(now_ns, options_.read_timeout_ns, &late);
   }
   for (const ReadsInFlight::Late& read : late) {
@@ -681,12 +575,12 @@ std::optional<std::string> WorkerPool::Tick() {
   }
 
   const auto oldest =
-      options_.samples->Oldest(static_cast<uint32_t>(threads_.size()));
+      samples_->Oldest(static_cast<uint32_t>(threads_.all().size()));
   // since may be ahead of now: RowMaker::MakeRow.
   if (!oldest || now_ns < oldest->since_ns + options_.decode_timeout_ns) {
     return std::nullopt;
   }
-  options_.samples->Blame(oldest->worker);
+  samples_->Blame(oldest->worker);
   const Named named = NamedOf(oldest->job);
   const std::shared_ptr<const Dataset> dataset = named.dataset.lock();
   return Format(
@@ -698,58 +592,18 @@ std::optional<std::string> WorkerPool::Tick() {
       static_cast<double>(now_ns - oldest->since_ns) * 1e-9);
 }
 
-std::optional<uint32_t> WorkerPool::StandsStill() {
-  std::optional<uint32_t> still;
-  for (uint32_t i = 0; i < threads_.size(); ++i) {
-    Thread& each = threads_[i];
-    if (each.turns == nullptr) continue;
-    const uint64_t turns = each.turns->turns();
-    const bool excused = each.turns->asleep() || options_.samples->Of(i) ||
-                         each.reads->blocked_on()->load(
-                             std::memory_order_relaxed) != ReadsInFlight::kNone;
-    if (turns == each.turns_seen && !excused) still = i;
-    each.turns_seen = turns;
-  }
-  return still;
-}
-
-FunctionWorkersUse WorkerPool::UseOfFunctionWorkers(const Job& job) {
-  FunctionWorkersUse use;
-  if (!job.has_function_workers()) return use;
-  uint64_t number = 0;
-  {
-    MutexLock lock(&mutex_);
-    for (const Entry& entry : *jobs_) {
-      if (entry.job.get() == &job) number = entry.number;
-    }
-  }
-  if (number == 0) return use;
-  for (uint32_t i = 0; i < threads_.size(); ++i) {
-    if (threads_[i].job != number) continue;
-    ++use.threads;
-    const auto row = options_.samples->Of(i);
-    if (!row || row->job != number) continue;
-    ++use.busy;
-    // since is ahead by the program's allowed wait: RowMaker::MakeRow.
-    const uint64_t ns = now_ns() + job.dataset().wait_ns() - row->since_ns;
-    if (ns < use.longest_ns) continue;
-    use.longest_ns = ns;
-    use.longest_record = row->sample.record;
-  }
-  return use;
-}
-
 std::vector<WorkerPool::LateRead> WorkerPool::LateReads() {
   std::vector<LateRead> reads;
   std::vector<ReadsInFlight::Late> late;
-  for (uint32_t worker = 0; worker < threads_.size(); ++worker) {
+  for (const WorkerThreads::Thread& each : threads_.all()) {
     late.clear();
-    threads_[worker].reads->List(now_ns(), kLateNs, &late);
+    each.reads->List(now_ns(), kLateNs, &late);
     for (const ReadsInFlight::Late& read : late) {
       const Named named = NamedOf(read.job);
       const std::shared_ptr<const Dataset> dataset = named.dataset.lock();
       if (dataset == nullptr) continue;  // the read has just arrived
-      reads.push_back({worker, named.key.uid, named.key.name, named.key.dataset,
+      reads.push_back({each.seat.thread_index, named.key.uid, named.key.name,
+                       named.key.dataset,
                        dataset->source->Describe(read.record),
                        static_cast<double>(read.ns) * 1e-9});
     }

@@ -17,16 +17,11 @@
 // falls to the index or below, the worker finishes its claims and sleeps until
 // workers() rises again.
 //
-// A job whose map has a Python function has its own *function workers*: as many
-// threads as there are workers, each with a Python process. They wait for that
-// process, which would delay other jobs' rows on shared workers. They may run
-// on all processors of the broker; the kernel schedules them. Only they make
-// rows of that job, they make no other rows, and they end with the job. Where
-// they wait for something else than a processor, there may be more of them,
-// unless the dataset says how many (worker_pool_adapt.cc).
+// A job whose map has a Python function has its own function workers
+// (function_workers.h).
 //
 // Without io_uring a read blocks its worker. The number of workers then follows
-// what storage gains by more (base/tuner.h), unless it is configured; the
+// what storage gains by more (read_tuning.h), unless it is configured; the
 // kernel divides the processors between them.
 //
 // A hung read blocks its worker for good. Then another thread takes
@@ -39,50 +34,31 @@
 #include <atomic>
 #include <chrono>
 #include <cstdint>
-#include <deque>
 #include <functional>
 #include <map>
 #include <memory>
 #include <optional>
 #include <string>
-#include <thread>
 #include <vector>
 
 #include "broker/base/mutex.h"
 #include "broker/io/read.h"
-#include "broker/io/read_depth.h"
-#include "broker/io/reads_in_flight.h"
 #include "broker/job/bottleneck.h"
 #include "broker/job/job.h"
-#include "broker/memory/idle_processors.h"
 #include "broker/memory/topology.h"
+#include "broker/workers/function_workers.h"
+#include "broker/workers/read_tuning.h"
 #include "broker/workers/sample_quarantine.h"
 #include "broker/workers/serving_order.h"
-#include "broker/workers/trace.h"
-#include "broker/workers/worker_turns.h"
+#include "broker/workers/worker_host.h"
+#include "broker/workers/worker_threads.h"
 #include "common/status.h"
 
 namespace penstock {
 
 inline constexpr uint32_t kWorkersMax = 4096;
-// Where reads block workers, and the broker chooses their number.
-inline constexpr uint32_t kThreadsOfProcessorMax = 16;
-// Processes of a Python function for each worker, likewise.
-inline constexpr uint32_t kProcessesOfWorker = 4;
-
-std::string BytesPerSecondText(double bytes_per_s);
 
 class Worker;
-
-// A worker's thread, and the jobs it serves.
-struct WorkerSeat {
-  uint32_t thread_index = 0;
-  uint32_t worker_index = 0;     // below workers(); function workers have none
-  uint64_t job = 0;              // serves only this job; 0: all
-  uint32_t number = 0;           // of its function workers
-  std::optional<uint32_t> node;  // NUMA node it is pinned to
-  WorkerTurns* turns = nullptr;
-};
 
 struct WorkerOptions {
   uint32_t workers = 0;     // 0: one per processor
@@ -96,13 +72,7 @@ struct WorkerOptions {
   SampleQuarantine* samples = nullptr;
 };
 
-// The dataset of a job. A given up read keeps it, because it owns the file.
-inline std::shared_ptr<const Dataset> SharedDataset(
-    const std::shared_ptr<Job>& job) {
-  return job->shared_dataset();
-}
-
-class WorkerPool {
+class WorkerPool final : public WorkerHost {
  public:
   static constexpr std::chrono::milliseconds kTickInterval{200};
 
@@ -133,14 +103,13 @@ class WorkerPool {
     // Relaxed: shown.
     return pinned_bytes_.load(std::memory_order_relaxed);
   }
-  // Current bound of reads in flight per worker and job.
-  uint32_t read_depth() const {
-    // Relaxed: a late view starts a read more or less.
-    return read_depth_.load(std::memory_order_relaxed);
+  bool read_depth_is_automatic() const {
+    return read_tuning_.depth().automatic();
   }
-  bool read_depth_is_automatic() const { return depth_.automatic(); }
   // Why this depth, with what was measured.
-  std::string ReadDepthReason() const;
+  std::string ReadDepthReason() const {
+    return read_tuning_.DepthReason(ReadsBlock());
+  }
   const Topology& topology() const { return *topology_; }
   // Workers per NUMA node, without unpinned workers.
   std::map<uint32_t, uint32_t> workers_of_nodes() const;
@@ -159,19 +128,23 @@ class WorkerPool {
   // Advances the clock and fails jobs with late reads. Returns a description,
   // with the sample, when a decoder hangs; the caller must end the broker.
   std::optional<std::string> Tick();
-  // For the watchdog: the thread of a worker that was busy at the last call and
-  // has made no turn since. Not one in a read, which read_timeout is for, or in
-  // a sample, which decode_timeout is for. Control thread only.
-  std::optional<uint32_t> StandsStill();
+  // For the watchdog: see WorkerThreads. Control thread only.
+  std::optional<uint32_t> StandsStill() {
+    return threads_.StandsStill(*samples_);
+  }
 
   // Recent fraction of workers that slept.
   double recently_idle() const { return idle_share_.mean(); }
 
   // How many function workers the job has at work, and why; 0: none. Control
   // thread only.
-  uint32_t ProcessesOf(const Job& job, std::string* why) const;
+  uint32_t ProcessesOf(const Job& job, std::string* why) const {
+    return function_workers_.CountOf(job, set_by_, why);
+  }
   // Current activity of the job's function workers.
-  FunctionWorkersUse UseOfFunctionWorkers(const Job& job);
+  FunctionWorkersUse UseOfFunctionWorkers(const Job& job) const {
+    return function_workers_.UseOf(job, *samples_, now_ns());
+  }
 
   // A read in flight for more than a second.
   struct LateRead {
@@ -186,48 +159,11 @@ class WorkerPool {
 
   // ---- the workers'
 
-  struct Claimed {
-    Claim claim;
-    std::shared_ptr<Job> job;
-    JobAccount* account = nullptr;  // the job's, while the job exists
-    size_t index = 0;               // of the account
-    uint64_t number = 0;            // of the job; never used again
-  };
-  // Claims rows of the job served next by the worker's order, except the jobs
-  // in `but` (sorted). The claim's batch is nullptr if no such job has rows, or
-  // the worker index is not below workers() any more. A job whose rows need no
-  // reading is considered only if its turn is before `before`: the worker has
-  // such rows already, and with many jobs it would claim a chunk of each.
   Claimed ClaimFair(ServingOrder* order, const std::vector<const Job*>& but,
-                    const Turn& before, const WorkerSeat& seat, bool blocking);
-  // Called for each job served.
-  void Served(const JobAccount& account) {
-    if (!account.shares) return;
-    account.user->present.Follow(account.virtual_time);
-    present_.Follow(account.user->virtual_time);
-  }
-  // Changes when ClaimFair may find new rows.
-  uint64_t news() const {
-    // Relaxed: a late view claims late.
-    return news_.load(std::memory_order_relaxed);
-  }
-  bool stopping() const {
-    // Relaxed: polled.
-    return stopping_.load(std::memory_order_relaxed);
-  }
-  uint64_t now_ns() const {
-    // Relaxed: a clock; no other data depend on it.
-    return now_ns_.load(std::memory_order_relaxed);
-  }
-  // Memory that direct reads land in; to subtract, modulo 2^64.
-  void CountPinned(uint64_t bytes) {
-    // Relaxed: shown.
-    pinned_bytes_.fetch_add(bytes, std::memory_order_relaxed);
-  }
-  SampleQuarantine* samples() const { return options_.samples; }
-  Trace& trace() { return trace_; }
-  // As the options say; for the calling worker's thread.
-  std::unique_ptr<StorageReader> MakeWorkerReader(uint32_t worker) const;
+                    const Turn& before, const WorkerSeat& seat,
+                    bool blocking) override;
+  std::unique_ptr<StorageReader> MakeWorkerReader(
+      uint32_t worker) const override;
 
  private:
   struct Entry {
@@ -250,39 +186,12 @@ class WorkerPool {
     std::weak_ptr<const Dataset> dataset;
   };
 
-  WorkerPool() = default;
-  struct Thread {
-    std::thread thread;
-    std::unique_ptr<ReadsInFlight> reads;
-    std::unique_ptr<WorkerTurns> turns;
-    uint64_t turns_seen = 0;    // by StandsStill
-    uint32_t worker_index = 0;  // function workers: kNoWorkerIndex
-    uint32_t uid = 0;           // function workers: owner of the job
-    uint64_t job = 0;           // function workers: the job's number
-    uint32_t number = 0;        // function workers: of the job's
-    // Function workers: set when the job is gone; the thread can be joined and
-    // this entry reused.
-    std::unique_ptr<std::atomic<bool>> ended;
-  };
-  static constexpr uint32_t kNoWorkerIndex = UINT32_MAX;
-  // job: the function worker's job; 0: a worker.
-  // number: of the function worker.
-  Status StartThread(uint32_t worker_index, uint64_t job = 0, uint32_t uid = 0,
-                     uint32_t number = 0);
-  // Those numbered from `from` to `to` of the job `number`. Returns how many it
-  // has then, if any.
-  StatusOr<uint32_t> StartFunctionWorkers(const JobKey& key, uint64_t number,
-                                          uint32_t from, uint32_t to);
-  Status AddProcesses(const std::shared_ptr<Job>& job, uint64_t number);
+  explicit WorkerPool(const Topology& topology) : topology_(&topology) {}
   // So many of the job's function workers make rows; the others sleep.
   void UseProcesses(uint64_t number, uint32_t processes, uint32_t threads);
-  bool ProcessesAreReady(uint64_t number, uint32_t processes) const;
   void Run(WorkerSeat seat, ReadsInFlight* reads);
-  size_t ThreadsAt(uint32_t worker_index) const;
   void ReplaceBlocked(uint64_t now_ns);
-  // Called with the nanoseconds since the last call.
-  void AdaptReads(uint64_t ns);
-  void AdaptProcesses(double seconds);
+  void AdaptReads(double seconds);
   // Starts what is missing of so many threads at workers, and uses as many as
   // there are.
   Status UseWorkers(uint32_t workers);
@@ -306,65 +215,39 @@ class WorkerPool {
   // Lists the jobs with claimable rows that the seat serves.
   void List(const Entries& jobs, const WorkerSeat& seat, bool blocking,
             uint64_t now_ns, ServingOrder* order) const;
-  // The index of an account for the job; kJobsMax: there are too many.
-  size_t OpenAccount(const std::shared_ptr<Job>& job)
-      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  UserAccount* AccountOf(uint32_t uid) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   Named NamedOf(uint64_t number);
   void CountSleep() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
-  const Topology* topology_ = nullptr;
+  const Topology* const topology_;
   WorkerOptions options_;
   uint32_t reads_most_ = 0;  // bound of read_depth; set before threads start
   std::unique_ptr<SampleQuarantine> own_samples_;
   std::string read_backend_;
-  Trace trace_;
   std::atomic<uint32_t> workers_{0};
-  std::atomic<uint32_t> read_depth_{0};
-  std::atomic<uint64_t> pinned_bytes_{0};
-  std::string set_by_ = "`workers`";  // the number; control thread only
-  std::vector<Thread> threads_;       // ended entries are reused, none removed
+  ClaimableJobs claimable_;
 
-  std::atomic<uint64_t> now_ns_{1};  // written by the control thread
-  uint64_t ticked_ns_ = 0;      // control thread only, as up to idle_share_
+  // ---- control thread only
+
+  std::string set_by_ = "`workers`";  // the number
+  WorkerThreads threads_;
+  ReadTuning read_tuning_;
+  FunctionWorkers function_workers_{
+      topology_, &threads_,
+      [this](uint64_t number, uint32_t processes, uint32_t threads) {
+        UseProcesses(number, processes, threads);
+      }};
+  uint64_t ticked_ns_ = 0;
   bool any_blocks_ = false;     // any Entry::blocks; written under mutex_
   uint64_t slept_seen_ns_ = 0;  // slept_ns_ at the last Tick
-  ReadDepth depth_;
-  // Threads at each processor, where a read blocks its worker: there they are
-  // what is in flight.
-  Tuner threads_of_processor_{{1, kThreadsOfProcessorMax, true}};
-  RecentMean reads_per_s_;
-  RecentMean reads_at_once_;
-  uint64_t reads_seen_ = 0;  // ended, at the last Tick
-  // Of a job with function workers.
-  struct Processes {
-    std::weak_ptr<Job> job;
-    Tuner tuner;
-    uint32_t threads = 0;
-    uint64_t rows_seen = 0;
-    double starting_s = 0;  // since the number changed
-  };
-  std::map<uint64_t, Processes> processes_;  // by the job's number
-  std::unique_ptr<IdleProcessors> idle_processors_;
-  double idle_processors_share_ = 0;
-  double look_in_s_ = 0;
-  uint64_t bytes_seen_ = 0;      // bytes read by all threads, at the last Tick
-  uint64_t waited_seen_ns_ = 0;  // their waits for reads, likewise
   RecentMean idle_share_;
-  ClaimableJobs claimable_;
-  std::atomic<uint64_t> news_{0};
-  // Worker time that recently served users have had: a new one starts here, and
-  // one that slept near it.
-  VirtualTime present_;
-  std::atomic<bool> stopping_{false};
+
+  // ----
 
   Mutex mutex_;
   CondVar work_;
   CondVar more_workers_;
   std::shared_ptr<const Entries> jobs_ ABSL_GUARDED_BY(mutex_) =
       std::make_shared<const Entries>();
-  std::deque<JobAccount> accounts_ ABSL_GUARDED_BY(mutex_);
-  std::deque<UserAccount> users_ ABSL_GUARDED_BY(mutex_);
   std::map<uint64_t, Named> named_ ABSL_GUARDED_BY(mutex_);
   uint64_t next_number_ ABSL_GUARDED_BY(mutex_) = 1;
   uint32_t sleeping_ ABSL_GUARDED_BY(mutex_) = 0;  // without function workers

@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "broker/base/log.h"
+#include "broker/io/read_depth.h"
 
 namespace penstock {
 namespace {
@@ -15,9 +16,9 @@ constexpr double kBufferBytesOver = 16;
 
 }  // namespace
 
-WorkerReads::WorkerReads(WorkerPool* pool, uint32_t thread_index, uint32_t most,
+WorkerReads::WorkerReads(WorkerHost* host, uint32_t thread_index, uint32_t most,
                          ReadsInFlight* in_flight, WorkerJobs* jobs)
-    : pool_(pool),
+    : host_(host),
       thread_index_(thread_index),
       tickets_per_group_(Tickets(most)),
       in_flight_(in_flight),
@@ -27,7 +28,7 @@ WorkerReads::WorkerReads(WorkerPool* pool, uint32_t thread_index, uint32_t most,
 
 void WorkerReads::OpenGroup(uint32_t number) {
   Group& group = groups_[number];
-  group.reader = pool_->MakeWorkerReader(thread_index_);
+  group.reader = host_->MakeWorkerReader(thread_index_);
   group.reader->ReportBlocking(in_flight_->blocked_on(), Entry(number, 0));
   group.tickets = std::vector<Ticket>(group.reader->depth());
   group.free.clear();
@@ -42,7 +43,7 @@ void WorkerReads::ChangeGroup() {
   for (uint32_t number = 0; number < JobReads::kGroupsMax; ++number) {
     if (groups_[number].reader != nullptr) continue;
     Log<"reads-hang">(thread_index_, given_up_);
-    for (auto& [key, kept] : *jobs_) Unpin(kept.reads);
+    for (auto& [key, state] : *jobs_) Unpin(state.reads);
     return OpenGroup(number);
   }
 }
@@ -50,10 +51,10 @@ void WorkerReads::ChangeGroup() {
 // ---- starting
 
 bool WorkerReads::MayStart(const ClaimedRows& rows) const {
-  const JobReads& job = rows.kept->reads;
+  const JobReads& job = rows.state->reads;
   const uint32_t reads = job.in_group[current_];
   if (given_up_ > 0 && reads > 0 &&
-      given_up_of_.count(rows.kept->dataset_hash) > 0) {
+      given_up_of_.count(rows.state->maker->dataset_hash()) > 0) {
     return false;
   }
   // Large files get fewer reads than read_depth: no reservation counts their
@@ -62,7 +63,7 @@ bool WorkerReads::MayStart(const ClaimedRows& rows) const {
       reads * job.buffer_bytes > kReadAheadBytesMax) {
     return false;
   }
-  return reads < pool_->read_depth() && reads < groups_[current_].free.size();
+  return reads < host_->read_depth() && reads < groups_[current_].free.size();
 }
 
 void WorkerReads::Start(const std::shared_ptr<ClaimedRows>& shared) {
@@ -73,20 +74,20 @@ void WorkerReads::Start(const std::shared_ptr<ClaimedRows>& shared) {
     rows.Finish(rest);
     return;
   }
-  JobReads& job = rows.kept->reads;
+  JobReads& job = rows.state->reads;
   if (job.at_once > 0 || !MayStart(rows)) return;
   const Source& source = *rows.job->dataset().source;
   Group& group = groups_[current_];
   const uint64_t begin_ns = MonotonicNs();
   const RowCache* const cache = rows.job->dataset().cache.get();
   while (rows.started < rows.to_read && MayStart(rows)) {
-    const uint64_t index = rows.Number(rows.started);
-    const bool kept =
+    const uint64_t index = rows.IndexOf(rows.started);
+    const bool from_cache =
         LocateRow(source, cache, rows.rows[index].record, &request_);
     const uint32_t ticket = group.free.back();
     group.free.pop_back();
     std::optional<size_t> in_place;
-    if (!kept && request_.kind == ReadRequest::Kind::kRange &&
+    if (!from_cache && request_.kind == ReadRequest::Kind::kRange &&
         request_.more.empty()) {
       in_place = rows.job->dataset().FeatureReadInPlace();
     }
@@ -94,12 +95,12 @@ void WorkerReads::Start(const std::shared_ptr<ClaimedRows>& shared) {
                              false,
                              false,
                              request_.kind == ReadRequest::Kind::kRange,
-                             kept,
+                             from_cache,
                              shared,
                              index,
-                             SharedDataset(rows.job),
+                             rows.job->shared_dataset(),
                              in_place ? rows.job : nullptr,
-                             rows.kept->dataset_hash};
+                             rows.state->maker->dataset_hash()};
     std::span<std::byte> into;
     uint32_t pinned = kNotPinned;
     if (in_place) {
@@ -112,7 +113,7 @@ void WorkerReads::Start(const std::shared_ptr<ClaimedRows>& shared) {
     ++waited_for_;
     ++rows.started;
     in_flight_->Start(Entry(current_, ticket), rows.job_number,
-                      rows.rows[index].record, pool_->now_ns());
+                      rows.rows[index].record, host_->now_ns());
     // Stops here: the row is made while its bytes are in the caches, and all
     // such reads use one buffer.
     if (group.reader->Start(ticket, request_, into, pinned)) {
@@ -149,8 +150,8 @@ bool WorkerReads::Await(uint64_t wait_ns) {
   if (clocked) {
     const uint64_t spent = MonotonicNs() - begin_ns;
     CountWait(spent);
-    if (pool_->trace().on() && waited_for_ > 0) {
-      pool_->trace().Add(TraceActivity::kRead, thread_index_, nullptr, 0,
+    if (host_->trace().on() && waited_for_ > 0) {
+      host_->trace().Add(TraceActivity::kRead, thread_index_, nullptr, 0,
                          begin_ns, begin_ns + spent);
     }
     // The read blocked the worker for that long.
@@ -174,7 +175,7 @@ void WorkerReads::Arrive(uint32_t number, const StorageReader::Done& done) {
   Ticket& ticket = group.tickets[done.ticket];
   if (ticket.rows != nullptr) {
     ticket.arrived = true;
-    WorkerJob* const job = ticket.rows->kept;
+    WorkerJob* const job = ticket.rows->state;
     if (job->reads.arrived.empty()) arrived_.push_back(job);
     job->reads.arrived.push_back({number, done});
     return;
@@ -203,7 +204,7 @@ WorkerReads::Read WorkerReads::TakeFirst(WorkerJob* job) {
   read.index = ticket.index;
   read.in_place = ticket.into != nullptr;
   read.cached = ticket.at_once && ticket.range;
-  read.kept = ticket.kept;
+  read.from_cache = ticket.from_cache;
   if (!read.in_place) {
     reads.buffer_bytes +=
         (read.arrival.done.bytes.size() - reads.buffer_bytes) /
@@ -225,9 +226,9 @@ void WorkerReads::Release(const Read& read) {
 // Counts for every job that has a read here, arrived or not.
 void WorkerReads::CountWait(uint64_t ns) {
   if (waited_for_ > 0) in_flight_->CountWait(ns);
-  for (const auto& [key, kept] : *jobs_) {
-    if (kept.reads.in_group[current_] == 0) continue;
-    if (const auto job = kept.job.lock()) {
+  for (const auto& [key, state] : *jobs_) {
+    if (state.reads.in_group[current_] == 0) continue;
+    if (const auto job = state.job.lock()) {
       Count(job->counters().read_wait_ns, ns);
     }
   }
@@ -236,8 +237,8 @@ void WorkerReads::CountWait(uint64_t ns) {
 // ---- in time
 
 void WorkerReads::CheckTimeouts() {
-  if (pool_->now_ns() == checked_ns_) return;
-  checked_ns_ = pool_->now_ns();
+  if (host_->now_ns() == checked_ns_) return;
+  checked_ns_ = host_->now_ns();
   if (pins_ > 0) UnpinEnded();
   for (uint32_t number = 0; number < JobReads::kGroupsMax; ++number) {
     Group& group = groups_[number];
@@ -263,7 +264,7 @@ void WorkerReads::GiveUp(uint32_t number, uint32_t index) {
   Group& group = groups_[number];
   const std::shared_ptr<ClaimedRows> rows =
       std::exchange(group.tickets[index].rows, nullptr);
-  --rows->kept->reads.in_group[number];
+  --rows->state->reads.in_group[number];
   --waited_for_;
   ++group.given_up;
   ++given_up_;
@@ -275,7 +276,7 @@ void WorkerReads::GiveUp(uint32_t number, uint32_t index) {
 
 uint32_t WorkerReads::PinOf(const ClaimedRows& rows, size_t feature) {
   if (!rows.job->MayPin()) return kNotPinned;
-  JobReads& job = rows.kept->reads;
+  JobReads& job = rows.state->reads;
   if (job.pins.empty()) job.pins.resize(rows.job->segment().plan().slot_count);
   std::optional<uint32_t>& pin = job.pins[rows.claim.slot];
   if (!pin) {
@@ -286,7 +287,7 @@ uint32_t WorkerReads::PinOf(const ClaimedRows& rows, size_t feature) {
     if (*pin != kNotPinned) {
       ++pins_;
       job.pin_bytes = bytes;
-      pool_->CountPinned(bytes);
+      host_->CountPinned(bytes);
     }
   }
   return *pin;
@@ -297,16 +298,16 @@ void WorkerReads::Unpin(JobReads& reads) {
     if (pin.value_or(kNotPinned) == kNotPinned) continue;
     groups_[current_].reader->Unpin(*pin);
     --pins_;
-    pool_->CountPinned(-reads.pin_bytes);
+    host_->CountPinned(-reads.pin_bytes);
   }
   reads.pins.clear();
 }
 
 void WorkerReads::UnpinEnded() {
   if (pins_ == 0) return;
-  for (auto& [key, kept] : *jobs_) {
-    const auto job = kept.job.lock();
-    if (job == nullptr || job->Cancelled()) Unpin(kept.reads);
+  for (auto& [key, state] : *jobs_) {
+    const auto job = state.job.lock();
+    if (job == nullptr || job->Cancelled()) Unpin(state.reads);
   }
 }
 

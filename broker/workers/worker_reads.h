@@ -31,7 +31,7 @@
 #include "broker/io/read.h"
 #include "broker/io/reads_in_flight.h"
 #include "broker/workers/claimed_rows.h"
-#include "broker/workers/worker_pool.h"
+#include "broker/workers/worker_host.h"
 
 namespace penstock {
 
@@ -49,14 +49,14 @@ class WorkerReads {
   // A finished read of a row. Its bytes are valid until Release.
   struct Read {
     std::shared_ptr<ClaimedRows> rows;
-    uint64_t index = 0;     // in rows->rows
-    bool in_place = false;  // the bytes are in the slot
-    bool cached = false;    // a range, in the page cache
-    bool kept = false;      // of the job's cache (RowCache::Locate)
+    uint64_t index = 0;       // in rows->rows
+    bool in_place = false;    // the bytes are in the slot
+    bool cached = false;      // a range, in the page cache
+    bool from_cache = false;  // an entry of the job's (RowCache::Locate)
     Arrival arrival;
   };
 
-  WorkerReads(WorkerPool* pool, uint32_t thread_index, uint32_t most,
+  WorkerReads(WorkerHost* host, uint32_t thread_index, uint32_t most,
               ReadsInFlight* in_flight, WorkerJobs* jobs);
   // Waits for the reads in flight, forever if the storage hangs.
   ~WorkerReads() = default;
@@ -91,7 +91,7 @@ class WorkerReads {
   // True while the worker must still release tickets of given up reads or
   // pinned memory, even with no rows to make.
   bool owes() const { return given_up_ > 0 || pins_ > 0; }
-  // Once per tick of the pool's clock: gives up reads no longer awaited.
+  // Once per tick of the host's clock: gives up reads no longer awaited.
   void CheckTimeouts();
   // A job's memory is freed only when none of its slots is pinned.
   void Unpin(JobReads& reads);
@@ -108,7 +108,7 @@ class WorkerReads {
     bool arrived = false;
     bool at_once = false;               // counted in JobReads::at_once
     bool range = false;                 // no whole file
-    bool kept = false;                  // as in Read
+    bool from_cache = false;            // as in Read
     std::shared_ptr<ClaimedRows> rows;  // nullptr: given up
     uint64_t index = 0;                 // in rows->rows
     // The dataset whose file is read, and the job whose slot it lands in.
@@ -136,7 +136,7 @@ class WorkerReads {
     return group * tickets_per_group_ + ticket;
   }
 
-  WorkerPool* const pool_;
+  WorkerHost* const host_;
   const uint32_t thread_index_;
   const uint32_t tickets_per_group_;  // a blocking reader has fewer
   ReadsInFlight* const in_flight_;

@@ -181,6 +181,43 @@ TEST(ClaimTest, WithOneNodeTheOldestComesFirstAndAllIsLocal) {
   EXPECT_THAT(made, testing::ElementsAre(0, 2, 4, 6, 1, 3, 5, 7));
 }
 
+TEST(ClaimTest, RowsThatAreGivenBackAreClaimedFirst) {
+  LanesOf lanes({});
+  lanes.AttachAll();
+  OpenBatch* const share = (*lanes).Claimable();
+  const uint64_t rows = share->rows.rows;
+  ASSERT_GE(rows, 3u);
+  share->Claim(rows);
+  EXPECT_NE((*lanes).Claimable(), share);
+  (*lanes).GiveBack(share, {0, 2});
+  ASSERT_EQ((*lanes).Claimable(), share);
+  EXPECT_EQ(share->Unclaimed().begin, 0u);
+  EXPECT_EQ(share->Unclaimed().end, 2u);
+  share->Claim(1);
+  ASSERT_EQ((*lanes).Claimable(), share);
+  EXPECT_EQ(share->Unclaimed().begin, 1u);
+  share->Claim(2);
+  EXPECT_NE((*lanes).Claimable(), share);
+  EXPECT_EQ(share->claimed, rows);
+}
+
+TEST(ClaimTest, ASlotIsFreeOnceRowsThatNobodyGetsAreGivenBack) {
+  LanesOf lanes({});
+  lanes.AttachAll();
+  OpenBatch* const share = (*lanes).Claimable();
+  ASSERT_EQ(share->slot, 0u);
+  share->Claim(share->rows.rows);
+  ASSERT_TRUE((*lanes).Died(0).ok());
+  ASSERT_TRUE(share->abandoned);
+  share->finished = 2;
+  EXPECT_FALSE(share->done());
+  (*lanes).GiveBack(share, {2, share->rows.rows});
+  EXPECT_NE((*lanes).Claimable(), share);
+  ASSERT_TRUE(share->done());
+  (*lanes).Filled(share);
+  EXPECT_TRUE((*lanes).Idle());
+}
+
 TEST(BankTest, ACellNamesTheSlotInItsBank) {
   LanesOf lanes({0, 1}, {0, 1}, 2);
   lanes.AttachAll();
@@ -320,6 +357,36 @@ TEST_F(CopiesTest, RowsThatAreLeftOutAreClosedUpInEveryCopy) {
     EXPECT_EQ(Row(slot, 0), 100);
     EXPECT_EQ(Row(slot, 1), 102);
     EXPECT_EQ(Row(slot, 2), 103);
+  }
+}
+
+TEST_F(CopiesTest, RowsThatAreGivenBackAreMadeOnAnotherNode) {
+  Attach(0, 0);
+  Attach(1, 4);
+  Claim claim = job_->ClaimRows(4);
+  ASSERT_GE(claim.end, 2u);
+  Row(claim.slot, 0) = 100;
+  job_->segment().ids(claim.slot)[0] = 0;
+  Row(claim.slot, 1) = -1;  // begun, and not finished
+  Claim rest = claim;
+  claim.end = rest.begin = 1;
+  job_->GiveBack(rest);
+  job_->FinishRows(claim);
+  for (uint64_t next = 1; next < 4;) {
+    claim = job_->ClaimRows(0);
+    ASSERT_EQ(claim.begin, next);
+    for (; next < claim.end; ++next) {
+      Row(claim.slot, next) = 100 + static_cast<int64_t>(next);
+      job_->segment().ids(claim.slot)[next] = static_cast<int64_t>(next);
+    }
+    job_->FinishRows(claim);
+  }
+  for (const size_t consumer : {0u, 1u}) {
+    const uint32_t slot = Take(consumer);
+    EXPECT_EQ(valid_rows_, 4u);
+    for (uint64_t row = 0; row < 4; ++row) {
+      EXPECT_EQ(Row(slot, row), 100 + static_cast<int64_t>(row));
+    }
   }
 }
 
