@@ -161,7 +161,7 @@ void WorkerPool::AdaptProcesses(double seconds) {
     const bool limit = idle_processors_share_ >= kIdleProcessors &&
                        use.busy >= kBusyProcesses * each.tuner.number();
     const uint64_t more = uint64_t{each.tuner.number()} * kProcessBytes;
-    if (!each.tuner.Measured(seconds, made, limit ? job->RanksWait() : 0,
+    if (!each.tuner.Measured(seconds, made, limit ? job->recent().ranks_wait : 0,
                              FindAvailableMemory({}).bytes >= more)) {
       continue;
     }
