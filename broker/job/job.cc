@@ -531,6 +531,12 @@ void Job::AdvanceLocked() {
       if (!status.ok()) FailLocked(status);
     }
   } while (delivery_.MustAdvance());
+  if (delivery_.violated() != nullptr) {
+    FailLocked(InternalError(
+        "job '{}': a fault of the broker, which ends this job alone: '{}' does "
+        "not hold; report it",
+        key_.name, delivery_.violated()));
+  }
   if (stream_ != nullptr) ReleaseStreamLocked();
   if (opened) on_work_(true);
 }
