@@ -232,21 +232,21 @@ void PrintQuality(const std::vector<Picture>& pictures) {
 }
 
 int Main(int argc, char** argv) {
-  CLI::App app("The cost of a row of a picture, compared with bare decoding");
+  CommandLine line(
+      "decode_benchmark",
+      "The cost of a row of a picture, compared with bare decoding");
   SideBySideOptions options;
   std::string folder;
   std::string format = "jpg";
   size_t count = 200;
-  app.add_option("--pictures", folder, "A folder of pictures")
-      ->required()
-      ->check(CLI::ExistingDirectory);
-  app.add_option("--format", format, "How the names of the files end")
-      ->check(CLI::IsMember({"jpg", "png", "webp", "tif"}))
-      ->capture_default_str();
-  app.add_option("--count", count, "Number of files to take")
-      ->capture_default_str();
-  AddSideBySideOptions(&app, &options);
-  CLI11_PARSE(app, argc, argv);
+  line.AddOption("--pictures", &folder, "A folder of pictures")
+      .Required();
+  line.AddOption("--format", &format, "How the names of the files end")
+      .OneOf({"jpg", "png", "webp", "tif"})
+      .ShowDefault();
+  line.AddOption("--count", &count, "Number of files to take").ShowDefault();
+  AddSideBySideOptions(line, &options);
+  line.ParseOrExit(argc, argv);
   std::vector<Picture> pictures =
       ReadPictures(folder, format, options.tiny ? 2 : count);
   if (pictures.empty()) {

@@ -231,9 +231,10 @@ void Run(const SideBySideOptions& options) {
 }  // namespace penstock
 
 int main(int argc, char** argv) {
-  CLI::App app("The shares of one broker that two unequal jobs get.");
+  CommandLine line("fairness_benchmark",
+                   "The shares of one broker that two unequal jobs get.");
   penstock::SideBySideOptions options;
-  penstock::AddSideBySideOptions(&app, &options);
-  CLI11_PARSE(app, argc, argv);
+  penstock::AddSideBySideOptions(line, &options);
+  line.ParseOrExit(argc, argv);
   penstock::Run(options);
 }

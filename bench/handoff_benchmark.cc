@@ -793,16 +793,18 @@ class HandoffTables {
 };
 
 int Run(int argc, char** argv) {
-  CLI::App app("The cost of handing a batch to another process");
+  CommandLine line("handoff_benchmark",
+                   "The cost of handing a batch to another process");
   HandoffOptions options;
-  AddSideBySideOptions(&app, &options);
-  std::vector<int> cpus;
-  app.add_option("--cpus", cpus, "The two processors: A,B")
-      ->delimiter(',')
-      ->expected(2);
-  CLI11_PARSE(app, argc, argv);
-  const std::optional<Cores> cores =
-      cpus.empty() ? TwoCores() : Cores{cpus[0], cpus[1]};
+  AddSideBySideOptions(line, &options);
+  std::string cpus;
+  line.AddOption("--cpus", &cpus, "The two processors: A,B");
+  line.ParseOrExit(argc, argv);
+  std::optional<Cores> cores = TwoCores();
+  if (Cores given;
+      std::sscanf(cpus.c_str(), "%d,%d", &given.first, &given.second) == 2) {
+    cores = given;
+  }
   if (!cores) {
     Print(stdout, "skipped: needs two cores, this process may use only one\n");
     return 0;

@@ -55,10 +55,11 @@ double BrokerUse(int ranks, std::chrono::microseconds step, bool tiny) {
 }  // namespace penstock
 
 int main(int argc, char** argv) {
-  CLI::App app("The CPU time of the broker when its ranks are slow.");
+  CommandLine line("idle_benchmark",
+                   "The CPU time of the broker when its ranks are slow.");
   penstock::SideBySideOptions options;
-  penstock::AddSideBySideOptions(&app, &options);
-  CLI11_PARSE(app, argc, argv);
+  penstock::AddSideBySideOptions(line, &options);
+  line.ParseOrExit(argc, argv);
   using std::chrono::milliseconds;
   penstock::SideBySide use("CPU time of penstockd", "% of one core");
   const auto add = [&](const char* name, int ranks, milliseconds step) {

@@ -107,17 +107,17 @@ void BareRead(const std::string& path) {
 }
 
 int Main(int argc, char** argv) {
-  CLI::App app("Opening an image folder of many files");
+  CommandLine line("index_benchmark", "Opening an image folder of many files");
   SideBySideOptions options;
   std::string folder;
   uint64_t files = 1'000'000;
   uint64_t records = 10'000'000;
-  app.add_option("--folder", folder, "Folder for files, which are kept")
-      ->required();
-  app.add_option("--files", files)->capture_default_str();
-  app.add_option("--records", records)->capture_default_str();
-  AddSideBySideOptions(&app, &options);
-  CLI11_PARSE(app, argc, argv);
+  line.AddOption("--folder", &folder, "Folder for files, which are kept")
+      .Required();
+  line.AddOption("--files", &files, "").ShowDefault();
+  line.AddOption("--records", &records, "").ShowDefault();
+  AddSideBySideOptions(line, &options);
+  line.ParseOrExit(argc, argv);
   if (options.tiny) files = records = 1500;
   std::filesystem::create_directories(folder + "/cache");
   setenv("PENSTOCK_CACHE_DIR", (folder + "/cache").c_str(), 1);

@@ -10,7 +10,6 @@
 #include <sys/resource.h>
 #include <time.h>
 
-#include <CLI/CLI.hpp>
 #include <chrono>
 #include <cstdint>
 #include <cstdio>
@@ -19,6 +18,7 @@
 #include <thread>
 
 #include "broker/recovery/recovery_journal.h"
+#include "common/command_line.h"
 
 namespace penstock {
 namespace {
@@ -69,11 +69,12 @@ int Main(int argc, char** argv) {
   std::string folder;
   uint64_t rate = 880;
   double seconds = 5;
-  CLI::App app("The cost of recording a batch of a dynamic job.");
-  app.add_option("--folder", folder, "where the journal is")->required();
-  app.add_option("--rate", rate, "batches a second");
-  app.add_option("--seconds", seconds, "of each part");
-  CLI11_PARSE(app, argc, argv);
+  CommandLine line("journal_benchmark",
+                   "The cost of recording a batch of a dynamic job.");
+  line.AddOption("--folder", &folder, "where the journal is").Required();
+  line.AddOption("--rate", &rate, "batches a second");
+  line.AddOption("--seconds", &seconds, "of each part");
+  line.ParseOrExit(argc, argv);
   std::filesystem::remove_all(folder);
   std::filesystem::create_directories(folder);
   auto journal = RecoveryJournal::Open(folder, {});

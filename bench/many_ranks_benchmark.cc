@@ -136,11 +136,12 @@ Costs Measure(const std::string& delivery, int jobs, int ranks, bool tiny) {
 }  // namespace penstock
 
 int main(int argc, char** argv) {
-  CLI::App app(
+  CommandLine line(
+      "many_ranks_benchmark",
       "The cost of a batch to the broker with many ranks and many jobs.");
   penstock::SideBySideOptions options;
-  penstock::AddSideBySideOptions(&app, &options);
-  CLI11_PARSE(app, argc, argv);
+  penstock::AddSideBySideOptions(line, &options);
+  line.ParseOrExit(argc, argv);
   using penstock::Costs;
   using penstock::SideBySide;
   std::deque<SideBySide> tables;  // they stay where they are

@@ -13,7 +13,10 @@
 #include <utility>
 #include <vector>
 
+#include "broker/plan/mix.h"
 #include "broker/plan/plan.h"
+#include "broker/plan/sample.h"
+#include "broker/plan/shard_steps.h"
 #include "broker/plan/windows.h"
 
 namespace penstock {

@@ -499,16 +499,17 @@ std::string BytesName(uint64_t bytes) {
 }
 
 int Main(int argc, char** argv) {
-  CLI::App app(
+  CommandLine line(
+      "read_benchmark",
       "The cost of reads, compared with the bare storage and the page cache");
   Options options;
-  app.add_option("--folder", options.folder,
+  line.AddOption("--folder", &options.folder,
                  "Folder for files (1.5 GiB), which are kept")
-      ->required();
-  app.add_option("--files", options.files)->capture_default_str();
-  app.add_option("--file-mib", options.file_mib)->capture_default_str();
-  AddSideBySideOptions(&app, &options.side_by_side);
-  CLI11_PARSE(app, argc, argv);
+      .Required();
+  line.AddOption("--files", &options.files, "").ShowDefault();
+  line.AddOption("--file-mib", &options.file_mib, "").ShowDefault();
+  AddSideBySideOptions(line, &options.side_by_side);
+  line.ParseOrExit(argc, argv);
   if (options.side_by_side.tiny) {
     options.files = 50;
     options.file_mib = 2;

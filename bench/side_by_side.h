@@ -2,11 +2,11 @@
 // runs once, so a disturbance of the machine affects all of them alike. A ratio
 // is to the baseline's run of the same round.
 //
-//   CLI::App app("...");
+//   CommandLine line("NAME", "...");
 //   SideBySideOptions options;
-//   AddSideBySideOptions(&app, &options);  // --runs N, --tiny, --json,
+//   AddSideBySideOptions(line, &options);  // --runs N, --tiny, --json,
 //                                          // --only TEXT
-//   CLI11_PARSE(app, argc, argv);
+//   line.ParseOrExit(argc, argv);
 //   SideBySide spinning("peer spins, one way", "ns");
 //   spinning.Add("cache line", [&] { return ... });  // first: the baseline
 //   spinning.Add("Penstock", [&] { return ... });    // the cost of one run
@@ -21,7 +21,6 @@
 #include <sys/types.h>
 #include <time.h>
 
-#include <CLI/CLI.hpp>
 #include <algorithm>
 #include <cstddef>
 #include <cstdio>
@@ -33,6 +32,7 @@
 #include <utility>
 #include <vector>
 
+#include "common/command_line.h"
 #include "common/format.h"
 
 namespace penstock {
@@ -44,15 +44,15 @@ struct SideBySideOptions {
   std::string only;  // rows whose name contains this, and the baselines
 };
 
-inline void AddSideBySideOptions(CLI::App* app, SideBySideOptions* options) {
-  app->add_option("--runs", options->runs, "Runs of each alternative")
-      ->check(CLI::Range(1, 1000))
-      ->capture_default_str();
-  app->add_flag("--tiny", options->tiny,
-                "One minimal run, to show that it works");
-  app->add_flag("--json", options->json, "Print JSON");
-  app->add_option("--only", options->only,
-                  "Only rows whose name contains this, and the baselines");
+inline void AddSideBySideOptions(Command command, SideBySideOptions* options) {
+  command.AddOption("--runs", &options->runs, "Runs of each alternative")
+      .InRange(1, 1000)
+      .ShowDefault();
+  command.AddFlag("--tiny", &options->tiny,
+                  "One minimal run, to show that it works");
+  command.AddFlag("--json", &options->json, "Print JSON");
+  command.AddOption("--only", &options->only,
+                    "Only rows whose name contains this, and the baselines");
 }
 
 // One table.

@@ -456,16 +456,17 @@ double Broker(const Case& which, const Data& data, bool tiny) {
 }
 
 int Main(int argc, char** argv) {
-  CLI::App app("The cost of a row of each source, beside a bare loop");
+  CommandLine line("source_benchmark",
+                   "The cost of a row of each source, beside a bare loop");
   SideBySideOptions options;
   std::filesystem::path folder;
   std::string source;
-  app.add_option("--folder", folder,
+  line.AddOption("--folder", &folder,
                  "Folder for files (0.9 GB), which are kept")
-      ->required();
-  app.add_option("--source", source, "Only sources whose name contains this");
-  AddSideBySideOptions(&app, &options);
-  CLI11_PARSE(app, argc, argv);
+      .Required();
+  line.AddOption("--source", &source, "Only sources whose name contains this");
+  AddSideBySideOptions(line, &options);
+  line.ParseOrExit(argc, argv);
   std::filesystem::create_directories(folder);
   setenv("PENSTOCK_CACHE_DIR", (folder / "cache").c_str(), 1);
 

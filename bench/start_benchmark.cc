@@ -117,10 +117,11 @@ Start Measure(int rows, bool tiny) {
 }  // namespace penstock
 
 int main(int argc, char** argv) {
-  CLI::App app("How long a rank waits for the first batch of a new job.");
+  CommandLine line("start_benchmark",
+                   "How long a rank waits for the first batch of a new job.");
   penstock::SideBySideOptions options;
-  penstock::AddSideBySideOptions(&app, &options);
-  CLI11_PARSE(app, argc, argv);
+  penstock::AddSideBySideOptions(line, &options);
+  line.ParseOrExit(argc, argv);
   penstock::SideBySide small("attach to first batch, 8 rows (1.1 MiB)", "ms");
   penstock::SideBySide large("attach to first batch, 512 rows (74 MiB)", "ms");
   const auto add = [&](penstock::SideBySide* table, int rows) {

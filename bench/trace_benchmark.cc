@@ -85,11 +85,12 @@ class Drained {
 }  // namespace penstock
 
 int main(int argc, char** argv) {
-  CLI::App app("What penstock trace costs while it records.");
+  CommandLine line("trace_benchmark",
+                   "What penstock trace costs while it records.");
   penstock::SideBySideOptions options;
   options.runs = 20;
-  penstock::AddSideBySideOptions(&app, &options);
-  CLI11_PARSE(app, argc, argv);
+  penstock::AddSideBySideOptions(line, &options);
+  line.ParseOrExit(argc, argv);
   for (const auto& [name, ranks, cost_us, batch] :
        {std::tuple{"4 ranks, rows of 500 us", 4, 500, 8},
         std::tuple{"4 ranks, rows that cost nothing", 4, 0, 64},

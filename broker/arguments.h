@@ -3,14 +3,12 @@
 #ifndef BROKER_ARGUMENTS_H_
 #define BROKER_ARGUMENTS_H_
 
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "broker/workers/replay.h"
-
-namespace CLI {
-class App;
-}
+#include "common/command_line.h"
 
 namespace penstock {
 
@@ -21,7 +19,7 @@ struct Arguments {
   std::string memory_limit;
   std::string state_dir;
   bool check = false;
-  std::string describe_spec;  // may be given and empty
+  std::optional<std::string> describe_spec;  // "": all keys
   bool describe_config = false;
   bool describe_messages = false;
   bool json = false;
@@ -34,8 +32,8 @@ struct Arguments {
   double seconds = 3;
 };
 
-// *arguments outlives *app.
-void DeclareArguments(CLI::App* app, Arguments* arguments);
+// *arguments outlives line.
+void DeclareArguments(CommandLine& line, Arguments* arguments);
 
 }  // namespace penstock
 #endif  // BROKER_ARGUMENTS_H_

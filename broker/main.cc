@@ -9,7 +9,6 @@
 #include <sys/un.h>
 #include <unistd.h>
 
-#include <CLI/CLI.hpp>
 #include <chrono>
 #include <cstdlib>
 #include <filesystem>
@@ -42,6 +41,7 @@
 #include "broker/workers/replay.h"
 #include "broker/workers/sample_quarantine.h"
 #include "broker/workers/worker_pool.h"
+#include "common/command_line.h"
 #include "common/message.h"
 #include "common/printable.h"
 #include "common/quantity.h"
@@ -347,7 +347,7 @@ int DescribeTo(std::FILE* out, const Arguments& arguments) {
     Print(out, "{}", DescribeMessages());
     return 0;
   }
-  const StatusOr<std::string> text = DescribeSpec(arguments.describe_spec);
+  const StatusOr<std::string> text = DescribeSpec(*arguments.describe_spec);
   if (!text.ok()) {
     Print(stderr, "penstock: {}\n", text.status().message());
     return 2;
@@ -728,17 +728,16 @@ Status Serve(const Arguments& arguments) {
 int Main(int argc, char** argv) {
   LogToJournal();
   Arguments arguments;
-  CLI::App app;
-  DeclareArguments(&app, &arguments);
-  try {
-    app.parse(argc, argv);
-  } catch (const CLI::ParseError& error) {
-    if (error.get_exit_code() == 0) return app.exit(error);  // --help
-    Log<"wrong-usage">(error.what());
+  CommandLine line("penstockd");
+  DeclareArguments(line, &arguments);
+  const StatusOr<bool> parsed = line.Parse(argc, argv);
+  if (!parsed.ok()) {
+    Log<"wrong-usage">(parsed.status().message());
     return 2;
   }
+  if (!*parsed) return 0;
   if (arguments.describe_config || arguments.describe_messages ||
-      app.count("--describe-spec") > 0) {
+      arguments.describe_spec) {
     return DescribeTo(stdout, arguments);
   }
   if (arguments.private_broker) SetLogLevel(LogLevel::kWarning);

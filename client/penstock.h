@@ -250,7 +250,7 @@ PENSTOCK_API void penstock_interrupt(penstock_reader* reader);
 PENSTOCK_API void penstock_release(penstock_batch* batch);
 
 /* The job's position for this rank: after the last batch that next returned.
- * *state is JSON (common/README.md), valid until the next call on this reader.
+ * *state is JSON (common/job_state.md), valid until this reader's next call.
  * A trainer keeps it in its checkpoint and passes it as options.state, with any
  * number of ranks. dynamic: the broker answers, and batches that some rank
  * holds are not done; UNAVAILABLE while it is gone. */

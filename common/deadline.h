@@ -1,12 +1,20 @@
-// Deadline of a wait.
+// The monotonic clock, and deadlines of waits by it.
 #ifndef COMMON_DEADLINE_H_
 #define COMMON_DEADLINE_H_
 
 #include <algorithm>
 #include <chrono>
+#include <cstdint>
 #include <optional>
 
 namespace penstock {
+
+inline uint64_t MonotonicNs() {
+  return static_cast<uint64_t>(
+      std::chrono::nanoseconds(
+          std::chrono::steady_clock::now().time_since_epoch())
+          .count());
+}
 
 using Deadline = std::optional<std::chrono::steady_clock::time_point>;
 

@@ -22,6 +22,7 @@
 #include <string>
 #include <string_view>
 
+#include "common/exact_max.h"
 #include "common/status.h"
 
 namespace penstock {
@@ -30,7 +31,7 @@ struct KeptRecordsHeader {
   static constexpr int kVersion = 1;
   static constexpr char kVersionKey[] = "penstock_kept_records";  // comes first
   static constexpr size_t kLineBytesMax = 8192;  // with its end
-  static constexpr uint64_t kRecordsMax = uint64_t{1} << 53;
+  static constexpr uint64_t kRecordsMax = kExactMax;
 
   uint64_t records = 0;
   uint64_t kept = 0;

@@ -22,6 +22,8 @@
 #include <string>
 #include <string_view>
 
+#include "common/hash.h"
+
 namespace penstock {
 namespace internal {
 
@@ -59,13 +61,10 @@ class KillOdds {
   // SplitMix64.
   uint64_t Next() {
     // Relaxed: each thread needs distinct numbers, in no particular order.
-    uint64_t z = state_.fetch_add(kGolden, std::memory_order_relaxed) + kGolden;
-    z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9;
-    z = (z ^ (z >> 27)) * 0x94d049bb133111eb;
-    return z ^ (z >> 31);
+    return Mix64(state_.fetch_add(kGolden64, std::memory_order_relaxed) +
+                 kGolden64);
   }
 
-  static constexpr uint64_t kGolden = 0x9e3779b97f4a7c15;
   std::map<std::string, uint64_t, std::less<>> odds_;
   std::atomic<uint64_t> state_{0};
 };

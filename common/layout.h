@@ -26,6 +26,7 @@
 #include <type_traits>
 
 #include "common/atomic.h"
+#include "common/hash.h"
 
 namespace penstock {
 
@@ -99,8 +100,8 @@ struct BatchCell {
   uint32_t skipped;      // batches this rank missed just before this one (lag)
   uint64_t epoch;        // from 0
   uint64_t step_in_epoch;  // from 0
-  // Of the global batch's first row: epoch * rows of an epoch + row in the
-  // epoch.
+  // The position of the global batch's first row: epoch * rows of an epoch +
+  // row in the epoch.
   uint64_t position;
 };
 
@@ -231,10 +232,10 @@ static_assert(Atomic<uint64_t>::is_always_lock_free &&
 
 namespace internal {
 constexpr uint64_t HashOffsets(std::initializer_list<uint64_t> values) {
-  uint64_t hash = 0xcbf29ce484222325;  // FNV-1a
+  uint64_t hash = kFnv1aBasis;
   for (uint64_t value : values) {
     for (int i = 0; i < 8; ++i, value >>= 8) {
-      hash = (hash ^ (value & 0xff)) * 0x100000001b3;
+      hash = Fnv1aByte(hash, static_cast<uint8_t>(value));
     }
   }
   return hash;

@@ -7,7 +7,7 @@
 // {"event": "progress", "stage": "indexing", "done": n, "total": m} before the
 // answer (total 0: unknown).
 //
-// README.md lists the requests, their fields and answers.
+// requests/ lists the requests, their fields and answers.
 #ifndef COMMON_MESSAGE_H_
 #define COMMON_MESSAGE_H_
 

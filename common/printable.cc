@@ -6,7 +6,7 @@ namespace penstock {
 
 namespace {
 
-// Of a character of `bytes` bytes: it steers a terminal, ends a line (Unicode
+// Whether a character of `bytes` bytes steers a terminal, ends a line (Unicode
 // 5.8) or changes the direction of text (UAX #9).
 bool IsControl(std::string_view text, size_t bytes) {
   const auto byte = [&](size_t i) -> uint32_t {

@@ -30,7 +30,7 @@ struct SegmentPlan {
   uint64_t slots_offset = 0;
   uint64_t segment_bytes = 0;
 
-  // Of the memory of a feature in a slot.
+  // Bytes of the memory of a feature in a slot.
   uint64_t FeatureBytes(size_t feature) const {
     return (feature + 1 < feature_offset.size() ? feature_offset[feature + 1]
                                                 : slot_stride) -
@@ -44,8 +44,8 @@ struct SegmentPlan {
 StatusOr<SegmentPlan> PlanSegment(const ElementSpec& spec, uint64_t rows_max,
                                   uint32_t slot_count, uint32_t seats,
                                   uint32_t bank_slots = 0);
-// Of batches of several forms, with the same number of features: a slot holds
-// any of them.
+// The layout of batches of several forms, with the same number of features: a
+// slot holds any of them.
 struct BatchForm {
   ElementSpec element;
   uint64_t rows_max = 0;

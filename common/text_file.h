@@ -19,7 +19,7 @@ inline constexpr size_t kSpecBytesMax = 64 * 1024;
 // kernel's error.
 StatusOr<std::string> ReadTextFile(const std::string& what,
                                    const std::string& name, size_t bytes_max);
-// Of a file that is open already.
+// The text of a file that is open already.
 StatusOr<std::string> ReadTextFile(const std::string& what,
                                    const std::string& name, const Fd& fd,
                                    size_t bytes_max);

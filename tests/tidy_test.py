@@ -66,6 +66,12 @@ def head_comment_lines(source):
     return count
 
 
+def headings(page):
+    """The anchors of a page's headings, as GitHub makes them."""
+    titles = re.findall(r"^#+ (.*)$", re.sub(r"^```.*?^```$", "", page, flags=re.M | re.S), re.M)
+    return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
+
+
 def undocumented_functions(header, marker):
     """Functions of a C header, by the marker they begin with, that no comment
     stands right above."""
@@ -119,6 +125,28 @@ class TidyTest(unittest.TestCase):
             "not in the CMakeLists.txt of its room",
         )
 
+    def test_every_test_is_in_the_readme(self):
+        readme = text("tests/README.md")
+        named = set(re.findall(r"`((?:\w+/)+\w+)(?:\.\w+)?`", readme))
+        tests = {
+            str(path.relative_to("tests").with_suffix("")).removesuffix("_test")
+            for path in FILES
+            if path.parts[0] == "tests" and len(path.parts) > 2
+            and re.search(r"(_test\.(cc|py|sh)|^test_\w+\.py|_fuzz\.cc)$", path.name)
+        }
+        self.assertGreater(len(tests), 100)
+        self.assert_none(sorted(tests - {re.sub("_test$", "", each) for each in named}),
+                         "in no table of tests/README.md")
+        rooms = {test.split("/")[0] for test in tests}
+        self.assert_none(
+            [
+                name
+                for name in sorted(named)
+                if name.split("/")[0] in rooms and not list((TOP / "tests").glob(f"{name}*"))
+            ],
+            "a test that is not there, in tests/README.md",
+        )
+
     def test_every_source_is_built(self):
         def listed(path):
             # As a file, or as the argument of penstock_test(NAME ...).
@@ -146,6 +174,24 @@ class TidyTest(unittest.TestCase):
             ],
             "no README.md in",
         )
+
+    def test_every_link_leads_somewhere(self):
+        links = [
+            (page, link)
+            for page in FILES
+            if page.suffix == ".md"
+            for link in re.findall(r"\]\(([^)\s]+)\)", text(page))
+            if not re.match(r"[a-z]+:", link)
+        ]
+        self.assertGreater(len(links), 100)
+
+        def leads(page, link):
+            path, _, heading = link.partition("#")
+            target = (TOP / page.parent / path).resolve() if path else TOP / page
+            return target.exists() and (not heading or heading in headings(text(target)))
+
+        self.assert_none([f"{page}: {link}" for page, link in links if not leads(page, link)],
+                         "a link to nothing")
 
     def test_every_source_is_in_the_readme(self):
         # plan.h, plan.cc or plan.{h,cc}: one mention stands for the pair. Kinds that
@@ -219,6 +265,17 @@ class TidyTest(unittest.TestCase):
                 self.assertEqual([line[3:] for line in lines if line.startswith("## ")], parts)
                 self.assertLessEqual(len(lines), 120, "over two screens")
 
+    def test_every_page_of_the_reference_fits_a_screen(self):
+        self.assert_none(
+            [
+                page
+                for page in FILES
+                if page.parts[0] == "common" and page.suffix == ".md"
+                and len(text(page).splitlines()) > 75
+            ],
+            "over a screen: split it by subject, and name the page in its README.md",
+        )
+
     def test_every_fuzz_input_is_named_for_what_is_in_it(self):
         # libFuzzer names its findings by a hash, in the first folder it is given.
         self.assert_none(
@@ -242,6 +299,19 @@ class TidyTest(unittest.TestCase):
             "no head comment (question, method, command)",
         )
 
+    def test_results_are_readable(self):
+        # What a cell has no room for stands below its table.
+        self.assert_none(
+            [
+                f"line {number}: {cell.strip()}"
+                for number, line in enumerate(text("bench/README.md").splitlines(), 1)
+                if line.startswith("|")
+                for cell in line.strip("|").split("|")
+                if len(cell.split()) > 25
+            ],
+            "a cell of over 25 words in bench/README.md",
+        )
+
     def test_names_say_what_is_inside(self):
         findings = []
         empty_class = re.compile(
@@ -263,6 +333,26 @@ class TidyTest(unittest.TestCase):
                                 re.MULTILINE))
         self.assertGreater(len(declared), 20)
         self.assertEqual(declared, listed)
+
+    def test_every_linked_library_has_a_licence_that_fits(self):
+        # LGPL: of a library that is a file of its own. GPL is left to programs.
+        fits = {"Apache-2.0", "BSD-2-Clause", "BSD-3-Clause", "BSL-1.0", "IJG", "LGPL-2.1",
+                "LGPL-2.1+", "MIT", "Zlib", "libpng-2.0", "libtiff"}
+        linked = re.search(r"^# libraries\n(.*?)^#", text("packages.txt"), re.M | re.S)[1].split()
+        self.assertGreater(len(linked), 20)
+        rows = re.search(r"^## Dependencies\n(.*?)^## ", text("README.md"), re.M | re.S)[1]
+        licences = {package: row.split("|")[-2] for row in re.findall(r"^\|.*", rows, re.M)
+                    for package in re.findall(r"[\w.+-]+", row.split("|")[1])}
+        for package in linked:
+            with self.subTest(package=package):
+                for each in re.split("[,;]", licences.get(package, "not in README.md")):
+                    self.assertTrue(fits & set(each.strip().split(" or ")), each)
+
+    def test_the_licence_is_the_same_everywhere(self):
+        self.assertEqual(text("LICENSE"), text("client/python/LICENSE"))
+        self.assertIn("Apache License\n                           Version 2.0", text("LICENSE"))
+        self.assertIn('license = "Apache-2.0"', text("client/python/pyproject.toml"))
+        self.assertIn("\nLicense: Apache-2.0\n", text("systemd/debian/copyright"))
 
     def test_no_path_of_this_machine(self):
         # The checkout, and its siblings. Folders that every machine has

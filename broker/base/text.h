@@ -13,7 +13,7 @@ namespace penstock {
 std::string BytesText(uint64_t bytes);
 // "rank 3", "ranks 0, 3 and 4"; after the first eight: "... and 12 more".
 std::string RanksText(const std::vector<uint32_t>& ranks);
-// Of an error with foreign text, lines that are safe to print: of a long one
+// Lines of an error with foreign text that are safe to print: of a long one
 // its first line and its end, where a traceback has the exception. At most 300
 // bytes of it.
 std::string ShortError(std::string_view message);

@@ -36,7 +36,7 @@ constexpr char kAtText[] =
     "all steps before the first of those";
 constexpr int64_t kZstdLevelMax = 19;
 
-ValueType<std::optional<uint64_t>> Steps() {
+ValueType<std::optional<uint64_t>> KeptStepCount() {
   return Maybe(WholeNumber<uint64_t>(0, kStepsMax));
 }
 ValueType<std::optional<int64_t>> ZstdLevel() {
@@ -69,7 +69,7 @@ const Declaration<CacheSpec>& CacheSpec::Declared() {
           .Optional("disk", &CacheSpec::disk, Size(),
                     "the most that a cache in files of the cache folder takes; "
                     "it outlives the broker")
-          .Optional("at", &CacheSpec::at, Steps(), kAtText)
+          .Optional("at", &CacheSpec::at, KeptStepCount(), kAtText)
           .Optional("zstd", &CacheSpec::zstd, ZstdLevel(),
                     "of `disk`: entries are compressed, with this level")
           .Check(Check);
@@ -87,7 +87,7 @@ const Declaration<SnapshotSpec>& SnapshotSpec::Declared() {
                     "the folder, of this snapshot alone. One of other data, of "
                     "files that were changed since, or of other steps is "
                     "refused")
-          .Optional("at", &SnapshotSpec::at, Steps(), kAtText)
+          .Optional("at", &SnapshotSpec::at, KeptStepCount(), kAtText)
           .Optional("zstd", &SnapshotSpec::zstd, ZstdLevel(),
                     "entries are compressed, with this level");
   return declared;

@@ -27,8 +27,8 @@ struct KeptRows {
   // What they depend on, as JSON: the source, its files with the times of their
   // last changes, and the steps.
   std::string key;
-  // Of the files on disk: without what changes when the data do, so that these
-  // are made anew.
+  // The name of the files on disk: without what changes when the data do, so
+  // that these are made anew.
   std::string name;
   uint64_t records = 0;
   RawSpec features;

@@ -9,6 +9,7 @@
 #include <chrono>
 #include <utility>
 
+#include "common/deadline.h"
 #include "common/message.h"
 
 namespace penstock {
@@ -20,9 +21,6 @@ constexpr uint64_t kLookCostFactor = 100;
 uint64_t Nanoseconds(auto duration) {
   return static_cast<uint64_t>(
       std::chrono::duration_cast<std::chrono::nanoseconds>(duration).count());
-}
-uint64_t NowNs() {
-  return Nanoseconds(std::chrono::steady_clock::now().time_since_epoch());
 }
 
 StatusOr<Fd> MemfdOf(const std::vector<TraceEvent>& events) {
@@ -61,7 +59,7 @@ Status Tracing::Start(const std::vector<std::shared_ptr<Job>>& jobs,
   recording_->seconds = seconds;
   recording_->began_unix_ns =
       Nanoseconds(std::chrono::system_clock::now().time_since_epoch());
-  const uint64_t now_ns = NowNs();
+  const uint64_t now_ns = MonotonicNs();
   recording_->end_ns = now_ns + static_cast<uint64_t>(seconds * 1e9);
   trace_->Start(now_ns);
   LookAtRanks();
@@ -72,7 +70,7 @@ void Tracing::LookAtRanks() {
   uint64_t expirations = 0;
   [[maybe_unused]] const ssize_t count =
       read(recording_->timer.get(), &expirations, sizeof(expirations));
-  const uint64_t now_ns = NowNs();
+  const uint64_t now_ns = MonotonicNs();
   const bool over = now_ns >= recording_->end_ns;
   for (const std::weak_ptr<Job>& each : recording_->jobs) {
     const std::shared_ptr<Job> job = each.lock();
@@ -98,7 +96,7 @@ void Tracing::LookAtRanks() {
     }
   }
   if (over) return Stop();
-  const uint64_t cost_ns = NowNs() - now_ns;
+  const uint64_t cost_ns = MonotonicNs() - now_ns;
   const uint64_t next_ns =
       std::min(std::max(kLookNs, kLookCostFactor * cost_ns),
                recording_->end_ns - now_ns);

@@ -1,6 +1,6 @@
 // What a mapping of a spec may hold, declared once: keys in order, their types,
 // defaults and meaning. The parser, the canonical JSON, `penstock help spec`
-// and the tables of the READMEs come from it.
+// and the pages of common/spec/ come from it.
 //
 //   const Declaration<FlipOp>& FlipOp::Declared() {
 //     static const auto declared =

@@ -45,15 +45,35 @@ std::string KeyOf(const DeclarationBase& declared, const Field& field) {
          Wrapped(field.text, "      ", "      ");
 }
 
-std::string KeysOf(const DeclarationBase& declared) {
-  std::string keys;
+namespace {
+
+// Which of the keys exclude one another; "": none.
+std::string ChoiceOf(const DeclarationBase& declared) {
   std::string one_of;
   for (const Field& field : declared.fields()) {
     if (field.one_of) one_of += (one_of.empty() ? "" : " or ") + field.key;
-    keys += KeyOf(declared, field);
   }
-  if (one_of.empty()) return keys;
-  return keys + Wrapped(Format("Give exactly one of {}.", one_of), "", "");
+  if (one_of.empty()) return "";
+  return Wrapped(Format("Give exactly one of {}.", one_of), "", "");
+}
+
+}  // namespace
+
+std::string KeysOf(const DeclarationBase& declared) {
+  std::string keys;
+  for (const Field& field : declared.fields()) keys += KeyOf(declared, field);
+  return keys + ChoiceOf(declared);
+}
+
+std::string KeyListOf(const DeclarationBase& declared) {
+  std::string keys;
+  for (const Field& field : declared.fields()) {
+    keys += Wrapped(Format("* `{}` ({}): {}", field.key,
+                           ValueOf(declared, field), field.text),
+                    "", "  ", kPageColumns);
+  }
+  const std::string choice = ChoiceOf(declared);
+  return choice.empty() ? keys : keys + "\n" + choice;
 }
 
 std::string TextOf(const LogMessage& message) {

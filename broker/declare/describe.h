@@ -29,8 +29,11 @@ std::string TextOf(const LogMessage& message);
 // Two lines or more: the key, its value and its meaning.
 std::string KeyOf(const DeclarationBase& declared,
                   const DeclarationBase::Field& field);
-// Of all keys.
+// The same for all keys.
 std::string KeysOf(const DeclarationBase& declared);
+// All keys as a list in Markdown.
+inline constexpr size_t kPageColumns = 100;
+std::string KeyListOf(const DeclarationBase& declared);
 
 }  // namespace penstock
 #endif  // BROKER_DECLARE_DESCRIBE_H_

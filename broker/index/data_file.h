@@ -72,7 +72,7 @@ class DataFile {
   uint32_t align() const { return align_; }
   // The path now leads to another file, or the file was rewritten.
   bool Changed() const;
-  // Of Source::AddTimes. The inode tells of a file that replaced one of the
+  // As for Source::AddTimes. The inode tells of a file that replaced one of the
   // same size and time.
   void AddTime(Fingerprint* to) const;
 

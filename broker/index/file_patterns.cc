@@ -108,7 +108,7 @@ struct Globbed {
   ~Globbed() { globfree(&found); }
 };
 
-// Of the search on this thread: glob's functions get nothing else.
+// The search on this thread: glob's functions get nothing else.
 struct Search {
   const FileAccess& access;
   Status error;  // the last

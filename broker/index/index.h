@@ -27,7 +27,7 @@ struct FileRecords {
   static constexpr uint64_t kAbsent = UINT64_MAX;
 
   std::vector<uint64_t> offsets;
-  // Of a place with more: UINT32_MAX. No record of so many is ever read.
+  // Bytes of a place; with more: UINT32_MAX. No record of so many is ever read.
   std::vector<uint32_t> bytes;
   uint64_t left_out = 0;  // records that the scan left out
   // Where the scan ended otherwise than the format wants it; kAbsent: it did
@@ -114,7 +114,7 @@ class Index {
   static StatusOr<Index> Open(const FilePatterns& files,
                               const RecordScanner& scanner,
                               OpenProgress* progress);
-  // Of files that are open already.
+  // The index of files that are open already.
   static StatusOr<Index> Open(DataFiles files, const RecordScanner& scanner,
                               OpenProgress* progress);
 

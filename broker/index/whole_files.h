@@ -24,7 +24,7 @@ class WholeFiles {
   // where the file system has no direct reads.
   Status Ask(const std::string& path, Io io);
 
-  // Of Io::kAuto: through the page cache.
+  // That of Io::kAuto: through the page cache.
   uint32_t align() const { return align_; }
 
   // All of the part but its path.

@@ -27,7 +27,7 @@ namespace {
 constexpr unsigned kMayRead = 4;
 constexpr unsigned kMayEnter = 1;
 constexpr int kLinksMax = 40;  // as the kernel's
-// Of file systems whose modes and ACLs are all that decides.
+// File systems whose modes and ACLs are all that decides.
 constexpr long kXfsMagic = 0x58465342;
 constexpr long kZfsMagic = 0x2fc12fc1;
 constexpr std::array<long, 11> kByModes = {

@@ -7,7 +7,11 @@
 
 #include "broker/declare/spec_path.h"
 #include "broker/index/fingerprint.h"
+#include "broker/plan/mix.h"
+#include "broker/plan/shard_by_file.h"
+#include "broker/plan/windows.h"
 #include "broker/transform/mixup.h"
+#include "common/hash.h"
 #include "common/quantity.h"
 
 namespace penstock {
@@ -157,10 +161,7 @@ std::string SelectionOf(const DatasetSpec& spec, const Dataset& dataset) {
   if (text.empty() && !windows) return "";
   if (windows) text += Format(" {}", *spec.shuffle->window_files);
   for (const uint64_t size : spec.batch.by_part) text += Format(" by {}", size);
-  // FNV-1a: mistakes are found, not forgeries.
-  uint64_t digest = 0xcbf2'9ce4'8422'2325;
-  for (const unsigned char c : text) digest = (digest ^ c) * 0x100'0000'01b3;
-  return Format("{:016x}", digest);
+  return Format("{:016x}", Fnv1a(text));
 }
 
 bool RunsFunctions(const DatasetSpec& spec) {

@@ -7,6 +7,7 @@
 #include "broker/base/log.h"
 #include "broker/base/text.h"
 #include "broker/delivery/assemble.h"
+#include "broker/plan/mix.h"
 #include "common/printable.h"
 #include "common/quantity.h"
 

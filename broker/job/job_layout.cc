@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "broker/job/job.h"
+#include "common/hash.h"
 #include "common/producer_memory.h"
 
 namespace penstock {
@@ -97,7 +98,7 @@ StatusOr<Job::Layout> Job::PlanLayout(const JobOptions& options,
   // Every consumer has an order of its own, the first that of the spec; any odd
   // factor gives each another seed.
   if (spec.shuffle) {
-    spec.shuffle->seed += options.consumer * 0x9e3779b97f4a7c15;
+    spec.shuffle->seed += options.consumer * kGolden64;
   }
   const DeliveryOptions& delivery = options.delivery;
   if (std::holds_alternative<StreamSource>(spec.source)) {

@@ -14,7 +14,7 @@ using ColumnValue = std::variant<int64_t, double, std::string>;
 
 struct Column {
   std::string name;
-  // Of a record, by its number. Any thread.
+  // The value of a record, by its number. Any thread.
   std::function<ColumnValue(uint64_t record)> value;
 };
 using Columns = std::vector<Column>;

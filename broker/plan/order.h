@@ -15,7 +15,6 @@
 #include <utility>
 #include <vector>
 
-#include "broker/plan/order_steps.h"
 #include "broker/plan/permutation.h"
 #include "broker/plan/plan_spec.h"
 #include "common/status.h"
@@ -55,9 +54,27 @@ struct OrderBudget {
     return OkStatus();
   };
   std::function<bool()> cancelled = [] { return false; };
+
+  // Cancelled: nobody waits for the order any more.
+  Status CheckWanted() const {
+    return cancelled() ? CancelledError("nobody waits any more") : OkStatus();
+  }
 };
 
+// Calls each(row), which gives a Status, for the rows [0, rows) up to the first
+// error. Cancelled: as CheckWanted.
+template <typename F>
+Status ForEachRow(uint64_t rows, const OrderBudget& budget, const F& each) {
+  constexpr uint64_t kRowsAtOnce = 1 << 16;
+  for (uint64_t row = 0; row < rows; ++row) {
+    if (row % kRowsAtOnce == 0) PENSTOCK_RETURN_IF_ERROR(budget.CheckWanted());
+    PENSTOCK_RETURN_IF_ERROR(each(row));
+  }
+  return OkStatus();
+}
+
 class MixOrder;
+class Steps;
 
 class Order {
  public:
@@ -66,7 +83,7 @@ class Order {
     uint64_t pass = 0;  // keys its random numbers
     bool operator==(const Row&) const = default;
   };
-  // Of the plan that asks.
+  // How the plan that asks shuffles.
   struct Shuffling {
     const ShuffleSpec* spec = nullptr;  // nullptr: parts come in their order
     Shuffles* last = nullptr;
@@ -80,9 +97,9 @@ class Order {
   // How many parts it shuffles itself; 0: it is shuffled as a whole. A mix that
   // were shuffled as a whole would lose its proportions.
   virtual uint32_t shuffled_parts() const { return 0; }
-  // Its steps, if it lies in steps of its own (InShards, InBatches); nullptr:
-  // any will do.
-  virtual const OrderSteps* steps() const { return nullptr; }
+  // Its steps, of a pass each, if it lies in steps of its own (InShards,
+  // InBatches); nullptr: any will do.
+  virtual const Steps* steps() const { return nullptr; }
   // A record may come several times in a pass.
   virtual bool repeats() const { return false; }
   // This, if it is a mix: its weights may change while a job runs.
@@ -104,118 +121,26 @@ class Order {
   std::string warning_;
 };
 
+// The error of an order with more rows than a plan takes.
+Status TooManyRows();
+
 // Records [first, first + count), as they come.
 std::unique_ptr<Order> AllRecords(uint64_t count, uint64_t first = 0);
 
-// Every stride-th row from first on, count of them: take, skip and shard.
-std::unique_ptr<Order> Slice(std::unique_ptr<Order> of, uint64_t first,
-                             uint64_t count, uint64_t stride = 1);
-
-// The rows of a pass whose positions satisfy keep. InvalidArgument: there is
-// none. Other errors: those of the budget, Cancelled.
-StatusOr<std::unique_ptr<Order>> Pick(
-    std::unique_ptr<Order> of, const std::function<bool(uint64_t index)>& keep,
-    const OrderBudget& budget);
-
-// These rows of a pass, in this order. Several share one list.
-using RowList = std::shared_ptr<const std::vector<uint64_t>>;
-std::unique_ptr<Order> ListRows(std::shared_ptr<const Order> of, RowList rows,
-                                size_t first, size_t count);
-
-// A shard: rows of a pass, as runs of neighbours.
-struct Shard {
-  struct Run {
-    uint64_t first = 0;   // of the pass
-    uint64_t before = 0;  // rows of the shard before it
-  };
-  std::vector<Run> runs;
-  uint64_t rows = 0;
-};
-// The rows of these shards (none of which is empty), as ShardSteps says; each
-// is shuffled alone. global_batch: not less than there are shards.
-std::unique_ptr<Order> InShards(std::unique_ptr<Order> of,
-                                std::vector<Shard> shards,
-                                uint64_t global_batch);
-
-// times passes in one. InvalidArgument: too many rows.
-StatusOr<std::unique_ptr<Order>> Repeat(std::unique_ptr<Order> of,
-                                        uint64_t times);
-
-// rows of a pass, each drawn from all of them in proportion to its weight, with
-// replacement, by the seed and anew in each pass. weights: of each row, 0 or
-// more, of fewer than 2^32, their sum above 0 and finite; empty: all have the
-// same. kDrawBytes a row meanwhile, 8 afterwards.
-inline constexpr uint64_t kDrawBytes = 20;
-std::unique_ptr<Order> Draw(std::unique_ptr<Order> of, uint64_t rows,
-                            uint64_t seed, std::vector<double> weights);
-
-// A pass, shuffled by the seed and anew each time, whatever else shuffles it.
-std::unique_ptr<Order> ShuffledEachPass(std::unique_ptr<Order> of,
-                                        uint64_t seed);
-
-// One after the other.
-StatusOr<std::unique_ptr<Order>> Concatenate(
-    std::vector<std::unique_ptr<Order>> parts);
-
-// What becomes of a mix when a part has no more records.
-enum class WhenOut {
-  kStop,    // the pass ends before the row that would need one
-  kDrop,    // the others go on in their proportions: all records once
-  kRepeat,  // it begins anew, until each part was complete once
-};
-
-// weights of parts from a row of the pass on; 0: nothing of the part.
-struct MixWeights {
-  uint64_t from = 0;
-  std::vector<uint32_t> weights;
-  bool operator==(const MixWeights&) const = default;
-};
-
-// Rows of parts in proportion: from the beginning of each weights on, each part
-// has its share of any number of rows, less than one row more or less.
-// schedule: in order, the first from 0. InvalidArgument: a part that no weight
-// reaches, more than kMixPeriodMax as the sum of weights, too many rows.
-// block: so many rows at a time are of one part; then shares and schedule count
-// blocks, and a pass over a part leaves out its last rows that fill no block
-// (if they are shuffled, others in each pass).
-inline constexpr uint64_t kMixPeriodMax = uint64_t{1} << 20;
-StatusOr<std::unique_ptr<Order>> Mix(std::vector<std::unique_ptr<Order>> parts,
-                                     std::vector<MixWeights> schedule,
-                                     WhenOut when_out,
-                                     const OrderBudget& budget,
-                                     uint64_t block = 1);
-
-// A mix, and what becomes of it when its weights change. Those made of it share
-// its parts and take them up where it leaves them.
-class MixOrder : public Order {
+// An order made of another.
+class Derived : public Order {
  public:
-  virtual size_t parts() const = 0;
-  virtual uint64_t block() const = 0;
-  // For this pass alone: its rows before `place` (a multiple of the block,
-  // below its size) are as here, from there on these weights hold. Errors: as
-  // of Mix.
-  virtual StatusOr<std::shared_ptr<const MixOrder>> ChangedAt(
-      uint64_t pass, uint64_t place, const std::vector<uint32_t>& weights,
-      const OrderBudget& budget) const = 0;
-  // For this pass and those after it: only these weights.
-  virtual StatusOr<std::shared_ptr<const MixOrder>> ChangedFrom(
-      uint64_t pass, const std::vector<uint32_t>& weights,
-      const OrderBudget& budget) const = 0;
-  // The mix in steps of its own, each of one part, with as many rows as `sizes`
-  // says of it: shares count steps, and a schedule takes effect with the first
-  // step that begins at its row or after it. Its weights do not change
-  // otherwise. A pass over a part leaves out its last rows that fill no step.
-  virtual StatusOr<std::unique_ptr<Order>> InBatches(
-      const std::vector<uint64_t>& sizes, const OrderBudget& budget) const = 0;
+  uint32_t shuffled_parts() const override { return of_->shuffled_parts(); }
+  bool repeats() const override { return of_->repeats(); }
+  bool draws() const override { return of_->draws(); }
+  uint64_t memory_bytes() const override { return of_->memory_bytes(); }
+  std::string warning() const override { return of_->warning(); }
 
  protected:
-  using Order::Order;
+  Derived(std::unique_ptr<Order> of, uint64_t size)
+      : Order(size), of_(std::move(of)) {}
+  const std::unique_ptr<Order> of_;
 };
-
-// Whole numbers in the same proportions, of weights with at most six digits
-// after the point.
-StatusOr<std::vector<uint32_t>> WholeWeights(
-    const std::vector<double>& weights);
 
 }  // namespace penstock
 #endif  // BROKER_PLAN_ORDER_H_

@@ -26,6 +26,8 @@
 #include <cstdint>
 #include <utility>
 
+#include "common/hash.h"
+
 namespace penstock {
 
 class Permutation {
@@ -39,7 +41,7 @@ class Permutation {
     // For a fixed seed, different passes have different keys in every round; so
     // do different seeds in a fixed pass: both steps are bijections.
     for (uint64_t i = 0; i < keys_.size(); ++i) {
-      keys_[i] = Mix(Mix(seed + (i + 1) * kGolden) + pass * kPassStride);
+      keys_[i] = Mix64(Mix64(seed + (i + 1) * kGolden64) + pass * kPassStride);
     }
     if (n <= kTableRecords) {
       FillTable();
@@ -83,19 +85,11 @@ class Permutation {
   // would leave a Feistel network few different rounds to choose from. The
   // table's entries fit in a byte.
   static constexpr uint64_t kTableRecords = 256;
-  static constexpr uint64_t kGolden = 0x9e37'79b9'7f4a'7c15;  // 2^64 / phi
   // Odd, so that pass -> pass * kPassStride is a bijection. PCG's constant.
   static constexpr uint64_t kPassStride = 0x5851'f42d'4c95'7f2d;
 
   static uint64_t MultiplyHigh(uint64_t x, uint64_t y) {
     return static_cast<uint64_t>((static_cast<unsigned __int128>(x) * y) >> 64);
-  }
-
-  // splitmix64's finaliser (Stafford's mix 13): a bijection.
-  static uint64_t Mix(uint64_t x) {
-    x = (x ^ (x >> 30)) * 0xbf58'476d'1ce4'e5b9;
-    x = (x ^ (x >> 27)) * 0x94d0'49bb'1331'11eb;
-    return x ^ (x >> 31);
   }
 
   // Maps half and key to a value below modulus, which is below 2^32. Multiply,
@@ -118,7 +112,7 @@ class Permutation {
   void FillTable() {
     for (uint64_t i = 0; i < n_; ++i) table_[i] = static_cast<uint8_t>(i);
     for (uint64_t i = n_ - 1; i > 0; --i) {
-      const uint64_t draw = Mix(keys_[0] + i * kGolden) ^ keys_[1];
+      const uint64_t draw = Mix64(keys_[0] + i * kGolden64) ^ keys_[1];
       std::swap(table_[i], table_[MultiplyHigh(draw, i + 1)]);
     }
   }

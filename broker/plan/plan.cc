@@ -3,20 +3,11 @@
 #include <algorithm>
 #include <cassert>
 
+#include "broker/plan/mix.h"
 #include "common/quantity.h"
 
 namespace penstock {
 namespace {
-
-// The rows of `rank` when rows are divided over world_size ranks.
-uint64_t RowsOfRank(uint64_t rows, uint32_t world_size, uint32_t rank) {
-  return rows / world_size + (rank < rows % world_size ? 1 : 0);
-}
-
-// The rows of all ranks before `rank`.
-uint64_t RowsBeforeRank(uint64_t rows, uint32_t world_size, uint32_t rank) {
-  return rows / world_size * rank + std::min<uint64_t>(rank, rows % world_size);
-}
 
 uint64_t CeilDivide(uint64_t x, uint64_t y) { return x / y + (x % y != 0); }
 
@@ -36,8 +27,6 @@ StatusOr<Plan> Plan::Make(const PlanSpec& spec,
   if (world_size == 0) {
     return InvalidArgumentError("world size 0: wanted at least one rank");
   }
-  const OrderSteps* const steps = order->steps();
-  const ShardSteps* const shards = steps == nullptr ? nullptr : steps->shards();
   const uint64_t ranks = spec.batch.per_rank ? world_size : 1;
   if (spec.batch.size == 0 || spec.batch.size > kTotalRowsMax / ranks) {
     return InvalidArgumentError("batch: {} rows: wanted 1 to {}",
@@ -47,61 +36,42 @@ StatusOr<Plan> Plan::Make(const PlanSpec& spec,
   Plan plan;
   plan.records_ = records;
   plan.world_size_ = world_size;
-  plan.global_batch_ =
-      steps != nullptr ? steps->global_batch() : spec.batch.size * ranks;
   plan.last_ = spec.batch.last;
   plan.epochs_ = spec.epochs;
   plan.shuffle_ = spec.shuffle;
+  if (const Steps* const own = order->steps()) {
+    plan.steps_ = std::shared_ptr<const Steps>(order, own);
+  } else {
+    plan.steps_ = std::make_shared<UniformSteps>(spec.batch.size * ranks);
+  }
   plan.order_ = std::move(order);
-  plan.steps_ = steps;
-  plan.shards_ = shards;
 
-  const bool drop = spec.batch.last == LastBatch::kDrop;
-  const uint64_t steps_of_pass =
-      steps != nullptr ? (drop ? steps->full_count() : steps->count())
-                       : (drop ? records / plan.global_batch_
-                               : CeilDivide(records, plan.global_batch_));
+  const Steps& steps = *plan.steps_;
+  uint64_t steps_of_pass = plan.StepsIn(records);
+  if (spec.batch.last == LastBatch::kDrop) {
+    steps_of_pass = std::min(steps_of_pass, steps.full_count());
+  }
   plan.steps_per_epoch_ = spec.steps_per_epoch.value_or(steps_of_pass);
-  if (shards != nullptr && plan.steps_per_epoch_ == 0) {
-    return InvalidArgumentError(
-        "the files of one of {} ranks have less than its rows of a batch of "
-        "{}, and batch.last is drop: an epoch would be empty; use a smaller "
-        "batch, last: partial, or shard: data",
-        shards->size(), plan.global_batch_);
-  }
-  if (shards != nullptr && plan.steps_per_epoch_ > steps_of_pass) {
-    return InvalidArgumentError(
-        "steps_per_epoch is {}, but the files of {} ranks give {} in a pass, "
-        "and with shard: file an epoch does not begin another: use fewer, or "
-        "shard: data",
-        plan.steps_per_epoch_, shards->size(),
-        Counted(steps_of_pass, "step", "steps"));
-  }
+  PENSTOCK_RETURN_IF_ERROR(
+      steps.CheckEpoch(plan.steps_per_epoch_, steps_of_pass));
   if (plan.steps_per_epoch_ == 0) {
     return InvalidArgumentError(
         "batch: {} less than one global batch of {}, and batch.last is drop: "
         "an epoch "
         "would be empty; use a smaller batch, last: partial, or "
         "steps_per_epoch",
-        Counted(records, "record is", "records are"), plan.global_batch_);
+        Counted(records, "record is", "records are"), steps.global_batch());
   }
+  const bool wraps = plan.steps_per_epoch_ > steps_of_pass;
   // Divide first: the products wrap for large values.
-  if (steps != nullptr &&
-      plan.steps_per_epoch_ / steps->count() < kTotalRowsMax / records) {
-    plan.rows_per_epoch_ = plan.RowsOfSteps(plan.steps_per_epoch_);
-  } else if (steps == nullptr &&
-             plan.steps_per_epoch_ <= records / plan.global_batch_) {
-    plan.rows_per_epoch_ = plan.steps_per_epoch_ * plan.global_batch_;
-  } else if (steps == nullptr && plan.steps_per_epoch_ <= steps_of_pass) {
-    plan.rows_per_epoch_ = records;  // the last step is short
-  } else if (steps == nullptr &&
-             plan.steps_per_epoch_ <= kTotalRowsMax / plan.global_batch_) {
-    plan.rows_per_epoch_ = plan.steps_per_epoch_ * plan.global_batch_;
-  } else {
+  if (wraps && CeilDivide(plan.steps_per_epoch_, steps.count()) >
+                   kTotalRowsMax / steps.rows()) {
     return InvalidArgumentError(
         "steps_per_epoch: {} of {} rows: more than {} rows in an epoch",
-        plan.steps_per_epoch_, plan.global_batch_, kTotalRowsMax);
+        plan.steps_per_epoch_, steps.global_batch(), kTotalRowsMax);
   }
+  plan.rows_per_epoch_ = plan.RowsOfSteps(plan.steps_per_epoch_);
+  if (!wraps) plan.rows_per_epoch_ = std::min(plan.rows_per_epoch_, records);
   plan.passes_per_epoch_ = CeilDivide(plan.rows_per_epoch_, records);
   if (plan.epochs_) {
     if (*plan.epochs_ > kTotalRowsMax / plan.rows_per_epoch_) {
@@ -117,44 +87,39 @@ StatusOr<Plan> Plan::From(PlanStart start, uint32_t world_size) const {
   Plan plan = *this;
   plan.world_size_ = world_size;
   const uint64_t epoch = start.position / rows_per_epoch_;
+  const uint64_t row = start.position % rows_per_epoch_;
   const uint64_t end =
       epochs_ ? *epochs_ * rows_per_epoch_ : uint64_t{kTotalRowsMax};
   if (start.position > end) {
     return InvalidArgumentError("position {} is beyond the end of the data, {}",
                                 start.position, end);
   }
-  if (steps_ != nullptr) {
-    const uint64_t row = start.position % rows_per_epoch_;
-    const bool owes = shards_ != nullptr && !start.owed.empty();
-    const uint64_t next = RowsOfSteps(StepsBefore(row));
-    if (owes || next != row) {
-      return InvalidArgumentError(
-          "row {} of epoch {}{}: with {} a job resumes where a step begins{}{}",
-          row, epoch, owes ? " and rows owed before it" : "",
-          shards_ != nullptr ? "shard: file" : "batch.by_part",
-          shards_ != nullptr ? ", with nothing owed" : "",
-          next != row ? Format(": the next is row {}", next) : "");
-    }
+  plan.first_step_ = StepsBefore(row);
+  plan.first_step_row_ = RowsOfSteps(plan.first_step_);
+  const bool owes = !steps_->divisible() && !start.owed.empty();
+  const bool within = plan.first_step_row_ != row;
+  if (steps_->fixed_by() != nullptr && (owes || within)) {
+    return InvalidArgumentError(
+        "row {} of epoch {}{}: with {} a job resumes where a step begins{}{}",
+        row, epoch, owes ? " and rows owed before it" : "", steps_->fixed_by(),
+        steps_->divisible() ? "" : ", with nothing owed",
+        within ? Format(": the next is row {}", plan.first_step_row_) : "");
   }
   for (const RowRange& range : start.owed) {
-    if (range.rows == 0 || range.rows > global_batch_ ||
+    const uint64_t most =
+        std::min(RowsOfOneStep(range.position),
+                 rows_per_epoch_ - range.position % rows_per_epoch_);
+    if (range.rows == 0 || range.rows > most ||
         range.position > start.position ||
-        range.rows > start.position - range.position ||
-        range.rows > rows_per_epoch_ - range.position % rows_per_epoch_) {
+        range.rows > start.position - range.position) {
       return InvalidArgumentError(
-          "{} rows owed from position {}: wanted 1 to {} rows of one epoch, "
+          "{} rows owed from position {}: wanted 1 to {} rows of one step, "
           "before position {}",
-          range.rows, range.position, global_batch_, start.position);
-    }
-    if (steps_ != nullptr && StepOfEpoch(range.position) !=
-                                 StepOfEpoch(range.position + range.rows - 1)) {
-      return InvalidArgumentError(
-          "{} rows owed from position {}: with batch.by_part they are of one "
-          "step",
-          range.rows, range.position);
+          range.rows, range.position, most, start.position);
     }
   }
-  plan.first_epoch_steps_ = StepsFrom(start.position % rows_per_epoch_);
+  plan.first_epoch_steps_ =
+      StepsIn(rows_per_epoch_ - row + plan.first_step_row_) - plan.first_step_;
   if (epochs_) {
     // Make has bounded the products: none exceeds the total number of rows.
     plan.total_steps_ = start.owed.size() + plan.first_epoch_steps_ +
@@ -169,56 +134,46 @@ StatusOr<Plan> Plan::From(PlanStart start, uint32_t world_size) const {
 std::optional<Plan> Plan::Ending(uint64_t records) const {
   Plan plan = *this;
   plan.records_ = records;
-  plan.steps_per_epoch_ =
-      std::min(steps_per_epoch_, last_ == LastBatch::kDrop
-                                     ? records / global_batch_
-                                     : CeilDivide(records, global_batch_));
-  plan.rows_per_epoch_ =
-      std::min(records, plan.steps_per_epoch_ * global_batch_);
+  plan.steps_per_epoch_ = std::min(steps_per_epoch_, StepsIn(records));
+  plan.rows_per_epoch_ = std::min(records, RowsOfSteps(plan.steps_per_epoch_));
   if (plan.rows_per_epoch_ <= start_.position) return std::nullopt;
   auto from = plan.From(start_, world_size_);
   return from.ok() ? std::optional(*std::move(from)) : std::nullopt;
 }
 
-uint64_t Plan::StepsFrom(uint64_t row) const {
-  if (steps_ != nullptr) return steps_per_epoch_ - StepsBefore(row);
-  const uint64_t rows = rows_per_epoch_ - row;
-  return last_ == LastBatch::kDrop ? rows / global_batch_
-                                   : CeilDivide(rows, global_batch_);
+uint64_t Plan::StepsBefore(uint64_t row) const {
+  const uint64_t times = row / steps_->rows();
+  return times * steps_->count() + steps_->StepAt(row - times * steps_->rows());
 }
 
-uint64_t Plan::StepsBefore(uint64_t row) const {
-  if (steps_ == nullptr) return CeilDivide(row, global_batch_);
-  return row / records_ * steps_->count() + steps_->StepAt(row % records_);
+uint64_t Plan::StepsIn(uint64_t rows) const {
+  return last_ == LastBatch::kDrop ? StepsBefore(rows + 1) - 1
+                                   : StepsBefore(rows);
 }
 
 uint64_t Plan::RowsOfSteps(uint64_t steps) const {
-  if (steps_ == nullptr) return steps * global_batch_;
-  return steps / steps_->count() * records_ +
-         steps_->Begin(steps % steps_->count());
+  const uint64_t times = steps / steps_->count();
+  return times * steps_->rows() +
+         steps_->Begin(steps - times * steps_->count());
 }
 
 uint64_t Plan::StepOfEpoch(uint64_t position) const {
-  const uint64_t row = position % rows_per_epoch_;
-  return steps_ != nullptr ? StepsBefore(row + 1) - 1 : row / global_batch_;
+  return StepsBefore(position % rows_per_epoch_ + 1) - 1;
 }
 
 uint64_t Plan::RowsOfOneStep(uint64_t position) const {
-  if (steps_ == nullptr) return global_batch_;
-  return RowsOfSteps(StepOfEpoch(position) + 1) - position % rows_per_epoch_;
+  return steps_->RowsFrom(position % rows_per_epoch_ % steps_->rows());
 }
 
 uint64_t Plan::PositionOf(uint64_t step) const {
   if (step < start_.owed.size()) return start_.owed[step].position;
   step -= start_.owed.size();
-  const uint64_t epoch = start_.position / rows_per_epoch_;
   if (step < first_epoch_steps_) {
-    if (steps_ == nullptr) return start_.position + step * global_batch_;
-    return epoch * rows_per_epoch_ +
-           RowsOfSteps(StepsBefore(start_.position % rows_per_epoch_) + step);
+    return start_.position + RowsOfSteps(first_step_ + step) - first_step_row_;
   }
   step -= first_epoch_steps_;
-  return (epoch + 1 + step / steps_per_epoch_) * rows_per_epoch_ +
+  const uint64_t epoch = start_.position / rows_per_epoch_ + 1;
+  return (epoch + step / steps_per_epoch_) * rows_per_epoch_ +
          RowsOfSteps(step % steps_per_epoch_);
 }
 
@@ -229,10 +184,7 @@ uint64_t Plan::StepAt(uint64_t position) const {
       position / rows_per_epoch_ - start_.position / rows_per_epoch_;
   if (epochs == 0) {
     const uint64_t steps =
-        steps_ == nullptr
-            ? CeilDivide(position - start_.position, global_batch_)
-            : StepsBefore(position % rows_per_epoch_) -
-                  StepsBefore(start_.position % rows_per_epoch_);
+        StepsBefore(position - start_.position + first_step_row_) - first_step_;
     return owed + std::min(first_epoch_steps_, steps);
   }
   return owed + first_epoch_steps_ + (epochs - 1) * steps_per_epoch_ +
@@ -254,65 +206,39 @@ std::optional<uint64_t> Plan::StepFrom(uint64_t position) const {
 Plan::RankBatch Plan::RankBatchOf(uint64_t step, uint32_t rank) const {
   assert(rank < world_size_);
   assert(!total_steps_ || step < *total_steps_);
-  RankBatch share;
-  share.position = PositionOf(step);
-  share.epoch = share.position / rows_per_epoch_;
-  const uint64_t step_first_row = share.position % rows_per_epoch_;
-  share.step_in_epoch = StepOfEpoch(share.position);
-  share.extra = step < start_.owed.size();
-  share.redelivered = share.extra && start_.owed[step].redelivered;
-  share.global_rows =
-      share.extra ? start_.owed[step].rows
-                  : std::min(global_batch_, rows_per_epoch_ - step_first_row);
-  uint64_t before = 0;
-  uint64_t full = global_batch_;
-  if (steps_ != nullptr) {
-    const uint64_t begin = RowsOfSteps(share.step_in_epoch);
-    full = RowsOfSteps(share.step_in_epoch + 1) - begin;
-    if (!share.extra) share.global_rows = full;
-    share.part = steps_->PartOf(share.step_in_epoch % steps_->count());
-  }
-  if (has_whole_shards()) {
-    const auto [first, end] = ShardsOfRank(rank);
-    before = shards_->RowsBefore(share.step_in_epoch, first);
-    share.rows = shards_->RowsBefore(share.step_in_epoch, end) - before;
-  } else {
-    before = RowsBeforeRank(share.global_rows, world_size_, rank);
-    share.rows = RowsOfRank(share.global_rows, world_size_, rank);
-  }
-  share.first_row = step_first_row + before;
-  share.shape_rows = last_ != LastBatch::kPad ? share.rows
-                     : share.part             ? RowsOfRankIn(full, rank)
-                                              : max_batch_rows(rank);
-  share.last_of_epoch =
-      !share.extra && StepsFrom(step_first_row + share.global_rows) == 0;
-  share.last_of_data = total_steps_ && step + 1 == *total_steps_;
-  return share;
-}
-
-std::pair<uint32_t, uint32_t> Plan::ShardsOfRank(uint32_t rank) const {
-  const uint64_t first = RowsBeforeRank(shards_->size(), world_size_, rank);
-  return {static_cast<uint32_t>(first),
-          static_cast<uint32_t>(
-              first + RowsOfRank(shards_->size(), world_size_, rank))};
-}
-
-uint64_t Plan::RowsOfRankIn(uint64_t global_rows, uint32_t rank) const {
-  return RowsOfRank(global_rows, world_size_, rank);
+  RankBatch batch;
+  batch.position = PositionOf(step);
+  batch.epoch = batch.position / rows_per_epoch_;
+  const uint64_t row = batch.position % rows_per_epoch_;
+  batch.step_in_epoch = StepOfEpoch(batch.position);
+  batch.extra = step < start_.owed.size();
+  batch.redelivered = batch.extra && start_.owed[step].redelivered;
+  const uint64_t of_pass = batch.step_in_epoch % steps_->count();
+  const uint64_t full = steps_->Begin(of_pass + 1) - steps_->Begin(of_pass);
+  batch.global_rows = batch.extra ? start_.owed[step].rows
+                                  : std::min(full, rows_per_epoch_ - row);
+  const auto [before, rows] =
+      steps_->OfRank(of_pass, batch.global_rows, rank, world_size_);
+  batch.part = steps_->PartOf(of_pass);
+  batch.first_row = row + before;
+  batch.rows = rows;
+  batch.shape_rows = last_ == LastBatch::kPad
+                         ? steps_->RankRowsMax(full, rank, world_size_)
+                         : rows;
+  // Epochs after the first have equally many steps.
+  const uint64_t after = step + 1 - start_.owed.size();
+  batch.last_of_epoch =
+      !batch.extra &&
+      (after + steps_per_epoch_ - first_epoch_steps_) % steps_per_epoch_ == 0;
+  batch.last_of_data = total_steps_ && step + 1 == *total_steps_;
+  return batch;
 }
 
 uint64_t Plan::max_batch_rows(uint32_t rank) const {
   assert(rank < world_size_);
-  if (has_whole_shards()) {
-    const auto [first, end] = ShardsOfRank(rank);
-    return shards_->BlocksBefore(end) - shards_->BlocksBefore(first);
-  }
-  // The first step of an epoch is never smaller than a later one, unless it has
-  // steps of its own.
-  return RowsOfRankIn(last_ == LastBatch::kPad || steps_ != nullptr
-                          ? global_batch_
-                          : std::min(global_batch_, rows_per_epoch_),
-                      rank);
+  const uint64_t rows =
+      last_ == LastBatch::kPad ? global_batch() : rows_per_epoch_;
+  return steps_->RankRowsMax(rows, rank, world_size_);
 }
 
 const Order& Plan::Course::OrderAt(uint64_t pass, uint64_t place) const {
@@ -336,7 +262,7 @@ StatusOr<Plan> Plan::WithWeights(const WeightsChange& change,
   if (mix == nullptr) {
     return InvalidArgumentError("the dataset's source is no mix");
   }
-  if (steps_ != nullptr) {
+  if (steps_->fixed_by() != nullptr) {
     return InvalidArgumentError(
         "with batch.by_part other weights would give other steps: change them "
         "by mix.schedule in the spec");
@@ -487,8 +413,7 @@ Plan::Row Plan::Following(const Row& row, uint64_t i,
                            ? *order_
                            : course_->OrderAt(row.pass_of_order, row.place);
   return RowAt(order,
-               steps_ != nullptr ? steps_->Following(row.place, i)
-                                 : (row.place + i) % order.size(),
+               steps_->Following(row.place, i, order.size()),
                row.pass_of_order, shuffles);
 }
 

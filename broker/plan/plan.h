@@ -38,23 +38,22 @@
 // Epochs keep their number of rows: an order that is shorter then wraps, as
 // with steps_per_epoch. Rows before are what they were, to the bit.
 //
-// An order may have steps of its own (OrderSteps); a plan of it begins at a
-// step. Of shards (`shard: file`): fewer rows once shards run out; `drop` ends
-// the epoch there; a rank takes the rows of whole shards, the first (shards mod
-// R) ranks of one more; more ranks than shards divide each step by rows. Of
-// batches of one part each (batch.by_part): all are full, and G is the largest.
+// Steps says where each step begins, and divides it. An order may have steps of
+// its own; a plan of it begins at a step. Those of shards (`shard: file`) have
+// fewer rows once shards run out; `drop` ends the epoch there. Those of batches
+// of one part each (batch.by_part) are all full, and G is the largest.
 #ifndef BROKER_PLAN_PLAN_H_
 #define BROKER_PLAN_PLAN_H_
 
 #include <cstdint>
 #include <memory>
 #include <optional>
-#include <utility>
 #include <vector>
 
 #include "broker/plan/order.h"
 #include "broker/plan/plan_spec.h"
-#include "broker/plan/shard_steps.h"
+#include "broker/plan/steps.h"
+#include "common/exact_max.h"
 #include "common/job_state.h"
 #include "common/layout.h"
 #include "common/status.h"
@@ -81,7 +80,7 @@ class Plan {
  public:
   // Limit on a job's rows over all epochs: positions then never wrap, share a
   // word with the phase (StepId), and are exact in every reader of JSON.
-  static constexpr uint64_t kTotalRowsMax = uint64_t{1} << 53;
+  static constexpr uint64_t kTotalRowsMax = kExactMax;
   static_assert(kTotalRowsMax < uint64_t{1} << kPositionBits &&
                 kTotalRowsMax <= Permutation::kRecordsMax);
 
@@ -126,11 +125,11 @@ class Plan {
   uint64_t order_bytes() const { return order_->memory_bytes(); }
   // What works, but not as it should, for people.
   std::string warning() const { return order_->warning(); }
-  // Of a pass.
+  // Records of a pass.
   uint64_t records() const { return records_; }
   uint32_t world_size() const { return world_size_; }
   // Rows of a full step over all ranks.
-  uint64_t global_batch() const { return global_batch_; }
+  uint64_t global_batch() const { return steps_->global_batch(); }
   uint64_t steps_per_epoch() const { return steps_per_epoch_; }
   // Rows delivered in one epoch, without padding.
   uint64_t rows_per_epoch() const { return rows_per_epoch_; }
@@ -172,7 +171,9 @@ class Plan {
   // next rank's: its slots are this large.
   uint64_t max_batch_rows(uint32_t rank) const;
   // The same of a rank that gets batches of so many rows over all ranks.
-  uint64_t RowsOfRankIn(uint64_t global_rows, uint32_t rank) const;
+  uint64_t RowsOfRankIn(uint64_t global_rows, uint32_t rank) const {
+    return RowsOfRank(global_rows, rank, world_size_);
+  }
 
   struct Row {
     uint64_t record = 0;  // of the source
@@ -231,22 +232,21 @@ class Plan {
             Shuffles* shuffles) const;
   void RowsOfCourse(uint64_t epoch, uint64_t first_row, uint64_t count,
                     Shuffles* shuffles, Row* out) const;
-  // Each rank has whole shards: these, first to before the second.
-  bool has_whole_shards() const {
-    return shards_ != nullptr && world_size_ <= shards_->size();
-  }
-  std::pair<uint32_t, uint32_t> ShardsOfRank(uint32_t rank) const;
-  // Steps of an epoch from this row on, and before it (rounded up).
-  uint64_t StepsFrom(uint64_t row) const;
+  // Steps of an epoch before this row, rounded up.
   uint64_t StepsBefore(uint64_t row) const;
+  // The same, as `last` counts a short one.
+  uint64_t StepsIn(uint64_t rows) const;
   // Steps and the rows of an epoch that they have.
   uint64_t RowsOfSteps(uint64_t steps) const;
 
   PlanStart start_;
-  uint64_t first_epoch_steps_ = 0;  // in the epoch of the start, owed excluded
+  // In the epoch of the start, its first step (owed excluded) is like this one
+  // of a whole epoch, which begins with this row; and it has so many.
+  uint64_t first_step_ = 0;
+  uint64_t first_step_row_ = 0;
+  uint64_t first_epoch_steps_ = 0;
   uint64_t records_ = 0;
   uint32_t world_size_ = 0;
-  uint64_t global_batch_ = 0;
   LastBatch last_ = LastBatch::kPartial;
   uint64_t steps_per_epoch_ = 0;
   uint64_t rows_per_epoch_ = 0;
@@ -255,8 +255,7 @@ class Plan {
   std::optional<uint64_t> total_steps_;
   std::optional<ShuffleSpec> shuffle_;
   std::shared_ptr<const Order> order_;
-  const OrderSteps* steps_ = nullptr;     // of the order
-  const ShardSteps* shards_ = nullptr;    // the same, if they are shards
+  std::shared_ptr<const Steps> steps_;
   std::shared_ptr<const Course> course_;  // nullptr: order_ in all passes
 };
 

@@ -18,7 +18,7 @@ struct ShuffleSpec {
   // Within windows of so many files; nullopt: globally.
   std::optional<uint32_t> window_files;
 
-  // Of a part of the order; 0: of all of it. An odd factor gives each a seed of
+  // The seed of a part of the order; 0: of all of it. An odd factor gives each
   // its own; not that of consumers (job_layout.cc).
   uint64_t SeedOf(uint32_t part) const {
     return seed + part * 0xd1b5'4a32'd192'ed03;
@@ -30,14 +30,14 @@ struct ShuffleSpec {
 
 enum class LastBatch { kPartial, kDrop, kPad };
 
-// Of a source made of others.
+// Parts of a source made of others.
 inline constexpr size_t kSourcePartsMax = 256;
 
 struct BatchSpec {
   uint64_t size = 1;      // rows; of the global batch unless per_rank
   bool per_rank = false;  // global batch = size * world size
-  // Of each part of a mix, if its batches have sizes of their own; the largest
-  // is `size`.
+  // Rows of each part of a mix, if its batches have sizes of their own; the
+  // largest is `size`.
   std::vector<uint64_t> by_part;
   LastBatch last = LastBatch::kPartial;
   bool operator==(const BatchSpec&) const = default;

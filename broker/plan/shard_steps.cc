@@ -3,13 +3,76 @@
 #include <algorithm>
 #include <cassert>
 #include <map>
+#include <numeric>
 #include <utility>
 
+#include "common/quantity.h"
+
 namespace penstock {
+namespace {
+
+// Until the last shard has run out.
+uint64_t CountOf(const std::vector<uint64_t>& rows, uint64_t global_batch) {
+  const auto shards = static_cast<uint32_t>(rows.size());
+  uint64_t steps = 0;
+  for (uint32_t i = 0; i < shards; ++i) {
+    const uint64_t block = RowsOfRank(global_batch, i, shards);
+    steps = std::max(steps, (rows[i] - 1) / block + 1);
+  }
+  return steps;
+}
+
+std::vector<uint64_t> RowsOf(const std::vector<Shard>& shards) {
+  std::vector<uint64_t> rows;
+  for (const Shard& shard : shards) rows.push_back(shard.rows);
+  return rows;
+}
+
+// Steps of its own: the next rows of each shard, one shard after the other.
+class Sharded final : public Derived {
+ public:
+  Sharded(std::unique_ptr<Order> of, std::vector<Shard> shards, uint64_t size,
+          uint64_t global_batch)
+      : Derived(std::move(of), size),
+        shards_(std::move(shards)),
+        steps_(RowsOf(shards_), global_batch) {}
+
+  Row At(uint64_t index, uint64_t pass, Shuffling shuffling) const override {
+    auto [number, place] = steps_.Find(index);
+    const Shard& shard = shards_[number];
+    if (shuffling.spec != nullptr) {
+      place = shuffling.last->Of(shuffling.first_part + number, *shuffling.spec,
+                                 shard.rows, pass)(place);
+    }
+    const Shard::Run& run =
+        *std::prev(std::upper_bound(shard.runs.begin(), shard.runs.end(), place,
+                                    [](uint64_t row, const Shard::Run& each) {
+                                      return row < each.before;
+                                    }));
+    return of_->At(run.first + place - run.before, pass, shuffling);
+  }
+  uint32_t shuffled_parts() const override { return steps_.size(); }
+  const Steps* steps() const override { return &steps_; }
+  uint64_t memory_bytes() const override {
+    uint64_t bytes = of_->memory_bytes() + steps_.memory_bytes();
+    for (const Shard& shard : shards_) {
+      bytes += shard.runs.capacity() * sizeof(Shard::Run);
+    }
+    return bytes;
+  }
+
+ private:
+  const std::vector<Shard> shards_;
+  const ShardSteps steps_;
+};
+
+}  // namespace
 
 ShardSteps::ShardSteps(std::vector<uint64_t> rows, uint64_t global_batch)
-    : rows_(std::move(rows)), global_batch_(global_batch) {
-  assert(!rows_.empty() && global_batch_ >= rows_.size());
+    : Steps(std::accumulate(rows.begin(), rows.end(), uint64_t{0}),
+            CountOf(rows, global_batch), global_batch),
+      rows_(std::move(rows)) {
+  assert(!rows_.empty() && global_batch >= rows_.size());
   // By step: the shards that have other rows from there on.
   std::map<uint64_t, std::vector<std::pair<uint32_t, uint64_t>>> changes;
   full_steps_ = UINT64_MAX;
@@ -31,7 +94,7 @@ ShardSteps::ShardSteps(std::vector<uint64_t> rows, uint64_t global_batch)
       segment.root = With(segment.root, 0, size(), shard, rows);
     }
   }
-  assert(nodes_[segment.root].rows == 0);
+  assert(nodes_[segment.root].rows == 0 && segment.step == count());
   segments_.push_back(segment);
 }
 
@@ -88,11 +151,6 @@ uint64_t ShardSteps::StepAt(uint64_t row) const {
   return segment.step + (row - segment.row) / nodes_[segment.root].rows + 1;
 }
 
-uint64_t ShardSteps::BlocksBefore(uint32_t shard) const {
-  return global_batch_ / size() * shard +
-         std::min<uint64_t>(shard, global_batch_ % size());
-}
-
 uint64_t ShardSteps::RowsBefore(uint64_t step, uint32_t shard) const {
   if (step < full_steps_) return BlocksBefore(shard);
   const Node* node = &nodes_[SegmentOf(step).root];
@@ -116,8 +174,8 @@ ShardSteps::Place ShardSteps::Find(uint64_t row) const {
   const uint64_t step = StepAt(row + 1) - 1;
   uint64_t left = row - Begin(step);
   if (step < full_steps_) {
-    const uint64_t block = global_batch_ / size();
-    const uint64_t longer = global_batch_ % size();  // of one row more
+    const uint64_t block = global_batch() / size();
+    const uint64_t longer = global_batch() % size();  // of one row more
     const uint64_t shard = left < longer * (block + 1)
                                ? left / (block + 1)
                                : (left - longer) / block;
@@ -147,10 +205,55 @@ uint64_t ShardSteps::RowOf(Place place) const {
   return Begin(step) + RowsBefore(step, place.shard) + place.index % block;
 }
 
-uint64_t ShardSteps::Following(uint64_t row, uint64_t i) const {
+Status ShardSteps::CheckEpoch(uint64_t steps, uint64_t of_pass) const {
+  if (steps == 0) {
+    return InvalidArgumentError(
+        "the files of one of {} ranks have less than its rows of a batch of "
+        "{}, and batch.last is drop: an epoch would be empty; use a smaller "
+        "batch, last: partial, or shard: data",
+        size(), global_batch());
+  }
+  if (steps <= of_pass) return OkStatus();
+  return InvalidArgumentError(
+      "steps_per_epoch is {}, but the files of {} ranks give {} in a pass, and "
+      "with shard: file an epoch does not begin another: use fewer, or shard: "
+      "data",
+      steps, size(), Counted(of_pass, "step", "steps"));
+}
+
+Steps::RankRows ShardSteps::OfRank(uint64_t step, uint64_t rows, uint32_t rank,
+                                   uint32_t ranks) const {
+  if (ranks > size()) return Steps::OfRank(step, rows, rank, ranks);
+  const auto before = [&](uint32_t which) {
+    return RowsBefore(step, static_cast<uint32_t>(
+                                RowsBeforeRank(size(), which, ranks)));
+  };
+  return {before(rank), before(rank + 1) - before(rank)};
+}
+
+uint64_t ShardSteps::RankRowsMax(uint64_t, uint32_t rank,
+                                 uint32_t ranks) const {
+  if (ranks > size()) return RowsOfRank(global_batch(), rank, ranks);
+  const auto before = [&](uint32_t which) {
+    return BlocksBefore(
+        static_cast<uint32_t>(RowsBeforeRank(size(), which, ranks)));
+  };
+  return before(rank + 1) - before(rank);
+}
+
+uint64_t ShardSteps::Following(uint64_t row, uint64_t i, uint64_t) const {
   Place place = Find(row);
   place.index = (place.index + i) % rows_[place.shard];
   return RowOf(place);
+}
+
+std::unique_ptr<Order> InShards(std::unique_ptr<Order> of,
+                                std::vector<Shard> shards,
+                                uint64_t global_batch) {
+  uint64_t rows = 0;
+  for (const Shard& shard : shards) rows += shard.rows;
+  return std::make_unique<Sharded>(std::move(of), std::move(shards), rows,
+                                   global_batch);
 }
 
 }  // namespace penstock

@@ -11,13 +11,16 @@
 #define BROKER_PLAN_SHARD_STEPS_H_
 
 #include <cstdint>
+#include <memory>
 #include <vector>
 
-#include "broker/plan/order_steps.h"
+#include "broker/plan/order.h"
+#include "broker/plan/steps.h"
+#include "common/status.h"
 
 namespace penstock {
 
-class ShardSteps final : public OrderSteps {
+class ShardSteps final : public Steps {
  public:
   struct Place {
     uint32_t shard = 0;
@@ -34,25 +37,26 @@ class ShardSteps final : public OrderSteps {
     return nodes_.capacity() * sizeof(Node) +
            segments_.capacity() * sizeof(Segment);
   }
-  // Until the last shard has run out.
-  uint64_t count() const override { return segments_.back().step; }
   // Until the first shard has less than its rows of a step.
   uint64_t full_count() const override { return full_steps_; }
-  uint64_t global_batch() const override { return global_batch_; }
   uint64_t Begin(uint64_t step) const override;
   uint64_t StepAt(uint64_t row) const override;
-  const ShardSteps* shards() const override { return this; }
-  // Rows of a step while all shards last, of the shards before this one.
-  uint64_t BlocksBefore(uint32_t shard) const;
-  // Rows of this step, of the shards before this one.
-  uint64_t RowsBefore(uint64_t step, uint32_t shard) const;
+  const char* fixed_by() const override { return "shard: file"; }
+  bool divisible() const override { return false; }
+  Status CheckEpoch(uint64_t steps, uint64_t of_pass) const override;
+  // Whole shards, the first (shards mod ranks) ranks of one more; more ranks
+  // than shards divide each step by rows.
+  RankRows OfRank(uint64_t step, uint64_t rows, uint32_t rank,
+                  uint32_t ranks) const override;
+  uint64_t RankRowsMax(uint64_t rows, uint32_t rank,
+                       uint32_t ranks) const override;
 
   // Where a row of a pass is, and back.
   Place Find(uint64_t row) const;
   uint64_t RowOf(Place place) const;
   // The i-th row after this one in its shard, which begins again after its
   // last.
-  uint64_t Following(uint64_t row, uint64_t i) const override;
+  uint64_t Following(uint64_t row, uint64_t i, uint64_t) const override;
 
  private:
   // Steps of equally many rows of each shard, until the next segment. The last
@@ -72,8 +76,14 @@ class ShardSteps final : public OrderSteps {
   };
   // Rows of the shard in a step while it lasts.
   uint64_t Block(uint32_t shard) const {
-    return global_batch_ / size() + (shard < global_batch_ % size());
+    return RowsOfRank(global_batch(), shard, size());
   }
+  // Rows of a step while all shards last, of the shards before this one.
+  uint64_t BlocksBefore(uint32_t shard) const {
+    return RowsBeforeRank(global_batch(), shard, size());
+  }
+  // Rows of this step, of the shards before this one.
+  uint64_t RowsBefore(uint64_t step, uint32_t shard) const;
   const Segment& SegmentOf(uint64_t step) const;
   // A node with the blocks of shards [begin, end).
   uint32_t AddBlocks(uint32_t begin, uint32_t end);
@@ -82,11 +92,25 @@ class ShardSteps final : public OrderSteps {
                 uint64_t rows);
 
   const std::vector<uint64_t> rows_;
-  const uint64_t global_batch_;
   uint64_t full_steps_ = 0;
   std::vector<Node> nodes_;
   std::vector<Segment> segments_;
 };
+
+// A shard: rows of a pass, as runs of neighbours.
+struct Shard {
+  struct Run {
+    uint64_t first = 0;   // of the pass
+    uint64_t before = 0;  // rows of the shard before it
+  };
+  std::vector<Run> runs;
+  uint64_t rows = 0;
+};
+// The rows of these shards (none of which is empty), as ShardSteps says; each
+// is shuffled alone. global_batch: not less than there are shards.
+std::unique_ptr<Order> InShards(std::unique_ptr<Order> of,
+                                std::vector<Shard> shards,
+                                uint64_t global_batch);
 
 }  // namespace penstock
 #endif  // BROKER_PLAN_SHARD_STEPS_H_

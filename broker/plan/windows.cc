@@ -4,36 +4,14 @@
 #include <optional>
 #include <utility>
 
+#include "broker/plan/file_runs.h"
+
 namespace penstock {
 namespace {
 
 // Odd, so that windows have seeds of their own; not those of parts
 // (plan_spec.h) and consumers (job_layout.cc).
 constexpr uint64_t kWindowStride = 0xa076'1d64'78bd'642f;
-
-class InRuns : public Order {
- public:
-  bool repeats() const override { return of_->repeats(); }
-  uint64_t memory_bytes() const override {
-    return of_->memory_bytes() + ends_.capacity() * sizeof(uint64_t);
-  }
-
- protected:
-  InRuns(std::unique_ptr<Order> of, std::vector<uint64_t> ends, uint64_t files)
-      : Order(of->size()),
-        of_(std::move(of)),
-        ends_(std::move(ends)),
-        files_(files) {}
-
-  uint64_t BeginOf(uint64_t run) const { return run == 0 ? 0 : ends_[run - 1]; }
-  uint64_t SizeOf(uint64_t run) const { return ends_[run] - BeginOf(run); }
-  uint64_t runs() const { return ends_.size(); }
-  uint64_t windows() const { return (runs() + files_ - 1) / files_; }
-
-  const std::unique_ptr<Order> of_;
-  const std::vector<uint64_t> ends_;
-  const uint64_t files_;  // of a window
-};
 
 // What a thread keeps of the pass and the window that it was last in.
 struct LastWindow final : Shuffles::Kept {
@@ -115,92 +93,7 @@ class Windowed final : public InRuns {
   }
 };
 
-class Interleaved final : public InRuns {
- public:
-  Interleaved(std::unique_ptr<Order> of, std::vector<uint64_t> ends,
-              uint64_t files, uint64_t block)
-      : InRuns(std::move(of), std::move(ends), files), block_(block) {}
-
-  Row At(uint64_t index, uint64_t pass, Shuffling shuffling) const override {
-    // A window has the rows that its runs have in their order.
-    const auto at = static_cast<uint64_t>(
-        std::upper_bound(ends_.begin(), ends_.end(), index) - ends_.begin());
-    const uint64_t first = at / files_ * files_;
-    const uint64_t last = std::min(first + files_, runs());
-    uint64_t left = index - BeginOf(first);
-    // The last round that begins at or before the row.
-    const auto before = [&](uint64_t round) {
-      uint64_t rows = 0;
-      for (uint64_t run = first; run < last; ++run) {
-        rows += std::min(SizeOf(run), round * block_);
-      }
-      return rows;
-    };
-    uint64_t round = 0;
-    uint64_t beyond = left / block_ + 1;  // a round has a block at least
-    while (beyond - round > 1) {
-      const uint64_t middle = round + (beyond - round) / 2;
-      (before(middle) <= left ? round : beyond) = middle;
-    }
-    left -= before(round);
-    uint64_t run = first;
-    for (;; ++run) {
-      const uint64_t size = SizeOf(run);
-      const uint64_t taken = std::min(size, round * block_);
-      const uint64_t here = std::min(block_, size - taken);
-      if (left < here)
-        return of_->At(BeginOf(run) + taken + left, pass, shuffling);
-      left -= here;
-    }
-  }
-
- private:
-  const uint64_t block_;
-};
-
 }  // namespace
-
-StatusOr<std::vector<uint64_t>> FileRuns(
-    const Order& order,
-    const std::function<bool(uint64_t, uint64_t)>& same_file,
-    const OrderBudget& budget) {
-  constexpr uint64_t kRunsAtOnce = 1 << 16;
-  if (order.repeats() || order.shuffled_parts() > 0) {
-    return InvalidArgumentError(
-        "the records of a file come in several places of a pass: it goes with "
-        "no repeat, sample, balance or mix");
-  }
-  const auto record = [&](uint64_t i) { return order.At(i, 0, {}).record; };
-  std::vector<uint64_t> ends;
-  for (uint64_t begin = 0; begin < order.size();) {
-    if (ends.size() % kRunsAtOnce == 0) {
-      if (budget.cancelled()) return CancelledError("nobody waits any more");
-      // The old and the new array, while it grows.
-      if (!ends.empty()) {
-        PENSTOCK_RETURN_IF_ERROR(
-            budget.reserve(3 * kRunsAtOnce * sizeof(uint64_t)));
-      }
-    }
-    // From a row of the run on in steps that double, then between the last that
-    // is of it and the first that is not.
-    const uint64_t of = record(begin);
-    uint64_t inside = begin;
-    uint64_t step = 1;
-    while (inside + step < order.size() &&
-           same_file(of, record(inside + step))) {
-      inside += step;
-      step *= 2;
-    }
-    uint64_t outside = std::min(inside + step, order.size());
-    while (outside - inside > 1) {
-      const uint64_t middle = inside + (outside - inside) / 2;
-      (same_file(of, record(middle)) ? inside : outside) = middle;
-    }
-    ends.push_back(begin = outside);
-  }
-  ends.shrink_to_fit();
-  return ends;
-}
 
 StatusOr<std::unique_ptr<Order>> ShuffleWindows(std::unique_ptr<Order> of,
                                                 std::vector<uint64_t> run_ends,
@@ -215,11 +108,22 @@ StatusOr<std::unique_ptr<Order>> ShuffleWindows(std::unique_ptr<Order> of,
       std::make_unique<Windowed>(std::move(of), std::move(run_ends), files));
 }
 
-std::unique_ptr<Order> Interleave(std::unique_ptr<Order> of,
-                                  std::vector<uint64_t> run_ends,
-                                  uint64_t files, uint64_t block) {
-  return std::make_unique<Interleaved>(std::move(of), std::move(run_ends),
-                                       files, block);
+StatusOr<std::unique_ptr<Order>> InWindows(const ShuffleSpec& shuffle,
+                                           std::unique_ptr<Order> of,
+                                           const SelectContext& context) {
+  if (!shuffle.window_files) return of;
+  auto runs = FileRunsOf(*of, context);
+  if (!runs.ok()) return runs.status().Prepend("shuffle.window_files");
+  if (*shuffle.window_files > runs->size()) {
+    return InvalidArgumentError(
+        "shuffle.window_files: windows of {} files, and there are {}: give "
+        "fewer, or leave window_files out, which shuffles all records together",
+        *shuffle.window_files, runs->size());
+  }
+  auto windows =
+      ShuffleWindows(std::move(of), *std::move(runs), *shuffle.window_files);
+  if (!windows.ok()) return windows.status().Prepend("shuffle.window_files");
+  return windows;
 }
 
 }  // namespace penstock

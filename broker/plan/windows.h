@@ -1,26 +1,12 @@
-// Orders that keep the records of a file together, for storage that reads a
-// file from its beginning to its end much faster than here and there.
+// `shuffle.window_files`: the files in a random order, and the records shuffled
+// within windows of so many of them, for storage that reads a file from its
+// beginning to its end much faster than here and there.
 #ifndef BROKER_PLAN_WINDOWS_H_
 #define BROKER_PLAN_WINDOWS_H_
 
-#include <cstdint>
-#include <functional>
-#include <memory>
-#include <vector>
-
-#include "broker/plan/order.h"
-#include "common/status.h"
+#include "broker/plan/select_context.h"
 
 namespace penstock {
-
-// The ends of the runs of rows, in a pass, that are of one file.
-// same_file: whether the records of two rows are. The rows of a file come one
-// after the other. O(runs * log(rows)) calls. InvalidArgument: the order
-// repeats records, or shuffles parts of its own.
-StatusOr<std::vector<uint64_t>> FileRuns(
-    const Order& order,
-    const std::function<bool(uint64_t record, uint64_t other)>& same_file,
-    const OrderBudget& budget);
 
 // The runs (files) in an order of their own in each pass, and the rows shuffled
 // within windows of so many of them: a window is read before the next begins.
@@ -31,11 +17,10 @@ StatusOr<std::unique_ptr<Order>> ShuffleWindows(std::unique_ptr<Order> of,
                                                 std::vector<uint64_t> run_ends,
                                                 uint64_t files);
 
-// `block` rows of each of `files` runs in turn, until all of them are out; then
-// the next `files`. A row costs O(files * log(rows of a run)).
-std::unique_ptr<Order> Interleave(std::unique_ptr<Order> of,
-                                  std::vector<uint64_t> run_ends,
-                                  uint64_t files, uint64_t block);
+// Shuffles within windows of files, if there are any (shuffle.window_files).
+StatusOr<std::unique_ptr<Order>> InWindows(const ShuffleSpec& shuffle,
+                                           std::unique_ptr<Order> of,
+                                           const SelectContext& context);
 
 }  // namespace penstock
 #endif  // BROKER_PLAN_WINDOWS_H_

@@ -296,10 +296,10 @@ class Journal::FrameReader {
       : files_(files), file_(file), offset_(offset), end_(end), chain_(chain) {}
 
   // True: read the next record. False: at the end, or at an invalid record,
-  // which damage() describes. Negative errno: the file cannot be read.
-  int Next() {
+  // which damage() describes.
+  StatusOr<bool> Next() {
     if (offset_ == end_) return false;
-    if (const int error = Fill(kJournalFrameBytes); error < 0) return error;
+    PENSTOCK_RETURN_IF_ERROR(Fill(kJournalFrameBytes));
     if (buffered() < kJournalFrameBytes) {
       damage_ = Format("{} bytes where a record has {} or more", end_ - offset_,
                        kJournalFrameBytes);
@@ -321,7 +321,7 @@ class Journal::FrameReader {
     const size_t whole = kJournalFrameBytes + bytes;
     // Only now: a false length alone allocates nothing.
     if (whole <= end_ - offset_) {
-      if (const int error = Fill(whole); error < 0) return error;
+      PENSTOCK_RETURN_IF_ERROR(Fill(whole));
     }
     if (whole > end_ - offset_) {
       damage_ = Format("a record of {} bytes, of which {} are there", bytes,
@@ -353,8 +353,8 @@ class Journal::FrameReader {
 
   // Buffers `bytes` bytes from offset_ on; fewer if the file ends, which sets
   // end_.
-  int Fill(size_t bytes) {
-    if (buffered() >= bytes) return 0;
+  Status Fill(size_t bytes) {
+    if (buffered() >= bytes) return OkStatus();
     buffer_.erase(0, used_);
     used_ = 0;
     const size_t had = buffer_.size();
@@ -363,10 +363,13 @@ class Journal::FrameReader {
     buffer_.resize(wanted);
     const int64_t got = ReadAll(files_, file_, offset_ + had,
                                 buffer_.data() + had, wanted - had);
-    if (got < 0) return static_cast<int>(got);
+    if (got < 0) {
+      return FileError(static_cast<int>(-got),
+                       "read " + PathOf(files_, kJournalName));
+    }
     buffer_.resize(had + static_cast<size_t>(got));
     if (buffer_.size() < wanted) end_ = offset_ + buffer_.size();
-    return 0;
+    return OkStatus();
   }
 
   JournalFiles* const files_;
@@ -570,9 +573,8 @@ StatusOr<Journal::End> Journal::Replay(JournalFiles* files,
                      end.chain);
   for (;;) {
     const uint64_t offset = reader.offset();
-    const int result = reader.Next();
-    if (result < 0) return FileError(-result, "read " + path);
-    if (result == 0) break;
+    PENSTOCK_ASSIGN_OR_RETURN(const bool found, reader.Next());
+    if (!found) break;
     if (const Status status = replay(reader.type(), reader.payload());
         !status.ok()) {
       return status.Prepend(

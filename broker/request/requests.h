@@ -1,6 +1,6 @@
 // What a process may ask of the broker (common/message.h): every request, its
 // fields, its descriptors and the fields of its answer, declared once. The
-// check of what arrives, the tables of common/README.md and tests come from
+// check of what arrives, the pages of common/requests/ and tests come from
 // this list.
 //
 // Constant: any thread may use it.

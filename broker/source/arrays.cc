@@ -118,7 +118,7 @@ class Arrays final : public Source {
     uint64_t offset;
   };
 
-  // Of a feature that is read.
+  // The place of a feature that is read.
   Place PlaceOf(size_t feature, uint64_t record) const {
     const ArrayFeature& in = features_[feature];
     const auto [part, row] = in.rows.Find(record);

@@ -143,7 +143,7 @@ Status ExampleFeatures::Take(const Wanted& wanted,
 }
 
 Status FeatureProposal::Add(std::span<const std::byte> example) {
-  // Of two with one name the later one counts.
+  // The later one of two with one name counts.
   std::map<std::string_view, ExampleValues> found;
   PENSTOCK_RETURN_IF_ERROR(ForEachFeature(
       example,

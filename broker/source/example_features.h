@@ -50,7 +50,7 @@ class FeatureProposal {
   std::string LeftOut() const;
 
  private:
-  // Of all values of a feature.
+  // What all values of a feature have been like.
   struct Seen {
     ExampleValues::Kind kind = ExampleValues::Kind::kNone;
     bool mixed = false;  // of several kinds

@@ -20,7 +20,7 @@
 namespace penstock {
 namespace {
 
-constexpr uint64_t kMagic = 0x5844494b54534e50;  // "PNSTKIDX"
+constexpr uint64_t kImageCacheMagic = 0x5844494b54534e50;  // "PNSTKIDX"
 constexpr uint32_t kVersion = 3;
 
 struct FileHeader {
@@ -171,7 +171,7 @@ std::optional<FolderIndex> ReadFolderCache(const std::string& cache_file,
   std::optional<CacheReader> file = CacheReader::Open(cache_file);
   FileHeader header;
   if (!file || !file->Read(std::as_writable_bytes(std::span(&header, 1))) ||
-      header.magic != kMagic || header.version != kVersion) {
+      header.magic != kImageCacheMagic || header.version != kVersion) {
     return std::nullopt;
   }
   // The sizes must add up to the file's, which bounds the memory.
@@ -218,7 +218,7 @@ Status WriteFolderCache(const std::string& cache_file, const std::string& root,
                         const FolderIndex& index, int64_t scan_start_ns) {
   PENSTOCK_RETURN_IF_ERROR(CheckSettled(root, index, scan_start_ns));
   FileHeader header = {
-      .magic = kMagic,
+      .magic = kImageCacheMagic,
       .version = kVersion,
       .checksum = 0,
       .root_bytes = root.size(),

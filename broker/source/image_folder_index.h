@@ -71,7 +71,7 @@ struct FolderIndex {
   // Relative to the root: appends it.
   void AppendPath(uint64_t file, std::string* path) const;
   uint64_t MemoryBytes() const;
-  // Of the names of all pictures and classes.
+  // The fingerprint of the names of all pictures and classes.
   std::string Fingerprint() const;
 
  private:

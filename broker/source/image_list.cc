@@ -96,7 +96,7 @@ class ImageList final : public Source {
     for (const std::string& name : class_names_) fingerprint.Add(name);
     return fingerprint.Hex();
   }
-  // Of the list alone: a picture that was written anew does not show.
+  // Adds the list's alone: a picture that was written anew does not show.
   void AddTimes(Fingerprint* to) const override { list_.AddTime(to); }
 
   void Locate(uint64_t record, ReadRequest* request) const override {
@@ -202,7 +202,7 @@ class ListReader {
 
   Rows& rows() { return rows_; }
   const std::string& left_out() const { return left_out_; }
-  // Of the field `label`, or of the first that has classes.
+  // The classes of the field `label`, or of the first that has some.
   std::vector<std::string> ClassNames() const {
     const Classes* found = classes_.empty() ? nullptr : &classes_[0];
     for (const Classes& each : classes_) {
@@ -478,7 +478,7 @@ class ListReader {
   std::string text_;
   Rows rows_;
   std::string left_out_;
-  // Of the row that is taken.
+  // Fields of the row that is taken.
   std::vector<std::byte> unquoted_;
   std::vector<std::string_view> found_;   // by column
   std::vector<std::string_view> values_;  // by field

@@ -34,7 +34,7 @@ std::string_view NameOf(Type type) {
   }
 }
 
-// Of a key that is repeated the last value counts, as for most readers.
+// The last value of a repeated key counts, as for most readers.
 std::optional<Element> Find(Element element,
                             const std::vector<std::string>& pointer) {
   for (const std::string& token : pointer) {

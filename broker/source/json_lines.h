@@ -30,7 +30,7 @@ inline constexpr char kJsonFieldsText[] =
 std::vector<std::vector<std::string>> PointersOf(
     const FeatureValues<TextField>& fields);
 
-// Of a pointer, each as it is written in the document: "/a~1b/0" is "a/b", "0".
+// The keys of a pointer, as the document has them: "/a~1b/0" is "a/b", "0".
 // nullopt: it is none.
 std::optional<std::vector<std::string>> PointerTokens(std::string_view pointer);
 

@@ -10,9 +10,9 @@
 namespace penstock {
 namespace {
 
-constexpr std::string_view kMagic = "\x93NUMPY";
-static_assert(kMagic.size() == kNpyMagicBytes);
-constexpr size_t kDimensionsMax = 64;  // NumPy's
+constexpr std::string_view kNpyMagic = "\x93NUMPY";
+static_assert(kNpyMagic.size() == kNpyMagicBytes);
+constexpr size_t kNpyDimensionsMax = 64;  // NumPy's
 
 // The notation of Python, as far as a header has it. What a method returns
 // false for is not there.
@@ -46,7 +46,7 @@ class Literal {
   bool TakeTuple(std::vector<uint64_t>* out) {
     if (!Take("(")) return false;
     while (!Take(")")) {
-      if (out->size() == kDimensionsMax) return false;
+      if (out->size() == kNpyDimensionsMax) return false;
       const char* const end = left_.data() + left_.size();
       const auto [rest, error] =
           std::from_chars(left_.data(), end, out->emplace_back());
@@ -186,8 +186,8 @@ std::optional<DType> NpyHeader::dtype() const {
 }
 
 bool IsNpy(std::span<const std::byte> head) {
-  return head.size() >= kMagic.size() &&
-         std::equal(kMagic.begin(), kMagic.end(), head.begin(),
+  return head.size() >= kNpyMagic.size() &&
+         std::equal(kNpyMagic.begin(), kNpyMagic.end(), head.begin(),
                     [](char a, std::byte b) { return std::byte(a) == b; });
 }
 
@@ -202,9 +202,10 @@ StatusOr<NpyHeader> ParseNpyHeader(const std::string& name,
     return std::to_integer<size_t>(head[at]);
   };
   // Magic, version of two bytes, length of two or four.
-  const size_t major = head.size() > kMagic.size() ? byte_at(kMagic.size()) : 0;
+  const size_t major =
+      head.size() > kNpyMagic.size() ? byte_at(kNpyMagic.size()) : 0;
   const size_t length_bytes = major == 1 ? 2 : 4;
-  const size_t text_at = kMagic.size() + 2 + length_bytes;
+  const size_t text_at = kNpyMagic.size() + 2 + length_bytes;
   if (head.size() < text_at) {
     return DataLossError("{}: it ends within its header, at byte {}", name,
                          bytes);
@@ -212,11 +213,11 @@ StatusOr<NpyHeader> ParseNpyHeader(const std::string& name,
   if (major < 1 || major > 3) {
     return InvalidArgumentError(
         "{}: version {}.{} of NumPy's format; known are 1 to 3", name, major,
-        byte_at(kMagic.size() + 1));
+        byte_at(kNpyMagic.size() + 1));
   }
   size_t length = 0;
   for (size_t i = 0; i < length_bytes; ++i) {
-    length |= byte_at(kMagic.size() + 2 + i) << 8 * i;
+    length |= byte_at(kNpyMagic.size() + 2 + i) << 8 * i;
   }
   if (length > bytes - text_at) {
     return DataLossError("{}: it ends within its header of {} bytes, at {}",
@@ -241,7 +242,7 @@ StatusOr<NpyHeader> ParseNpyHeader(const std::string& name,
   }
   NpyHeader header;
   PENSTOCK_RETURN_IF_ERROR(ParseDescr(name, fields.descr, &header));
-  // Of one dimension or none, both orders are the same.
+  // With one dimension or none, both orders are the same.
   if (fields.fortran_order && fields.shape.size() > 1) {
     return InvalidArgumentError(
         "{}: its values are in Fortran's order; save np.ascontiguousarray(a)",

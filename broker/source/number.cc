@@ -5,6 +5,8 @@
 #include <cmath>
 #include <cstring>
 
+#include "common/exact_max.h"
+
 namespace penstock {
 namespace {
 
@@ -91,7 +93,7 @@ bool StoreReal(double number, DType dtype, std::byte* to) {
 }
 
 bool StoreDouble(double number, DType dtype, std::byte* to) {
-  constexpr double kExact = 0x1p53;
+  constexpr auto kExact = static_cast<double>(kExactMax);
   if (IsFloat(dtype)) return StoreReal(number, dtype, to);
   if (number != std::trunc(number) || std::abs(number) > kExact) return false;
   const auto whole = static_cast<int64_t>(number);

@@ -18,10 +18,10 @@ bool IsFloat(DType dtype);
 // Each writes DTypeBytes(dtype) to `to`; false: dtype cannot hold the number.
 // A whole number, of any dtype but bool.
 bool StoreWhole(int64_t number, DType dtype, std::byte* to);
-// Of a float dtype, rounded to nearest even. It holds infinity and NaN, but no
-// number that would be rounded to infinity.
+// Stores a number of a float dtype, rounded to nearest even. It holds infinity
+// and NaN, but no number that would be rounded to infinity.
 bool StoreReal(double number, DType dtype, std::byte* to);
-// Of any dtype, of which integers hold whole numbers up to 2^53.
+// Stores a number of any dtype; integers hold whole numbers up to 2^53.
 bool StoreDouble(double number, DType dtype, std::byte* to);
 
 }  // namespace penstock

@@ -7,7 +7,9 @@
 #include "broker/declare/declaration.h"
 #include "broker/declare/spec_path.h"
 #include "broker/index/fingerprint.h"
+#include "broker/plan/concatenate.h"
 #include "broker/plan/select.h"
+#include "broker/plan/select_fields.h"
 #include "broker/source/concatenation.h"
 #include "broker/source/kinds.h"
 #include "broker/source/selection.h"
@@ -386,7 +388,7 @@ const Declaration<PartSpec>& DeclaredPart() {
   return declared;
 }
 
-// Of a kind of source where `source` is wanted, the remedy is told.
+// Where a kind of source stands instead of `source`, the remedy is told.
 ValueType<PartSpec> Part() {
   ValueType<PartSpec> type = MappingOf(DeclaredPart());
   type.read = [read = type.read](const YamlValue& value,

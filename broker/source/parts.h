@@ -10,7 +10,7 @@
 #include <string_view>
 #include <vector>
 
-#include "broker/plan/order.h"
+#include "broker/plan/mix.h"
 #include "broker/source/source.h"
 
 namespace penstock {

@@ -27,7 +27,7 @@ constexpr uint64_t kAlign = 64;
 constexpr uint64_t kRowsBytes = uint64_t{8} << 20;
 constexpr uint64_t kRowsMax = 1024;
 constexpr uint64_t kRowBytesOfProcessMax = uint64_t{512} << 20;
-// Of the memory with its heap (python_dataset.py).
+// Bytes of the memory with its heap (python_dataset.py).
 constexpr uint64_t kMemoryBytesMax = uint64_t{2} << 30;
 constexpr uint32_t kProcessesMax = 4096;
 constexpr uint64_t kTextBytesMax = uint64_t{64} << 20;

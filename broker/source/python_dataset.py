@@ -77,7 +77,7 @@ def open_object(options):
 
 
 def load_object(path, file):
-    """Loads the file that penstock/called.py writes. Large arrays stay in the
+    """Loads the file that penstock/map_style.py writes. Large arrays stay in the
     file's pages, which all processes share until they write there."""
     with file:
         memory = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)

@@ -26,19 +26,19 @@
 namespace penstock {
 namespace {
 
-constexpr uint64_t kMagic = 0x314c4f4354534e50;  // "PNSTCOL1"
+constexpr uint64_t kColumnsMagic = 0x314c4f4354534e50;  // "PNSTCOL1"
 constexpr char kCacheKind[] = "column";
 // Records of one turn of a thread, and of it at once in flight.
 constexpr uint64_t kTurn = 1 << 14;
 constexpr uint32_t kInFlight = 64;
 constexpr uint64_t kInFlightBytes = uint64_t{8} << 20;
-// Of a file whose size is not known before it is read.
+// Bytes of a file whose size is not known before it is read.
 constexpr uint64_t kFileBytes = uint64_t{1} << 20;
 // What a text takes besides its bytes, in a map and in the list.
 constexpr uint64_t kTextBytes = 128;
 
 struct Header {
-  uint64_t magic = kMagic;
+  uint64_t magic = kColumnsMagic;
   uint64_t key_bytes = 0;
   uint64_t records = 0;
   uint64_t texts = 0;
@@ -190,7 +190,7 @@ class Texts {
   std::unordered_map<std::string, uint32_t> places_;
 };
 
-// Of one thread, which asks the list of all only for a text that is new to it.
+// The texts that one thread knows: it asks the list of all only for a new one.
 class KnownTexts {
  public:
   explicit KnownTexts(Texts* all) : all_(all) {}
@@ -281,8 +281,11 @@ class ColumnValues {
 
   Status Read(const Source& source, OpenProgress* progress) {
     Texts texts(progress);
-    (readable_.bytes_feature ? places_.resize(records_)
-                             : numbers_.resize(records_));
+    if (readable_.bytes_feature) {
+      places_.resize(records_);
+    } else {
+      numbers_.resize(records_);
+    }
     progress->done = 0;
     progress->total = records_;
     const auto turns = static_cast<size_t>((records_ + kTurn - 1) / kTurn);
@@ -332,7 +335,7 @@ class ColumnValues {
     auto cache = CacheReader::Open(path);
     Header header;
     if (!cache || !cache->Read(std::as_writable_bytes(std::span(&header, 1))) ||
-        header.magic != kMagic || header.key_bytes != key.size() ||
+        header.magic != kColumnsMagic || header.key_bytes != key.size() ||
         header.records != records_) {
       return false;
     }

@@ -34,7 +34,7 @@ class ReadColumns {
   // first: as in Source::OrderOf. The columns refer to this object's values.
   void AddTo(uint64_t first, Columns* columns) const;
   uint64_t memory_bytes() const;
-  // Of the values: they decide which records there are.
+  // Adds digests of the values: they decide which records there are.
   void AddDigests(FileDigests* digests) const;
 
  private:

@@ -57,7 +57,8 @@ void StoreText(std::span<const std::byte> text, std::span<std::byte> out);
 // The bytes that StoreText takes.
 uint64_t TextBytes(const RecordFeature& feature);
 
-// Of what a spec without features is told. The bytes may be the first of many.
+// Whether a spec without features is told of pictures. The bytes may be the
+// first of many.
 bool LooksLikePicture(std::string_view bytes);
 bool LooksLikeText(std::string_view bytes);
 // A name of a feature for what a record calls key.

@@ -21,6 +21,7 @@
 #include "broker/plan/order.h"
 #include "broker/user_code/trusted_code.h"
 #include "common/element_spec.h"
+#include "common/exact_max.h"
 #include "common/status.h"
 
 namespace penstock {
@@ -30,7 +31,7 @@ template <typename T>
 class Declaration;
 
 // More would not fit into a plan.
-inline constexpr uint64_t kRecordsMax = uint64_t{1} << 53;
+inline constexpr uint64_t kRecordsMax = kExactMax;
 
 // A feature as the source holds it.
 struct RawFeature {
@@ -42,14 +43,14 @@ using RawSpec = std::vector<RawFeature>;
 
 // One number, of a dtype that a column may have.
 bool IsNumber(const RawFeature& raw);
-// Of such a feature.
+// The value of such a feature.
 ColumnValue NumberOf(DType dtype, const std::byte* bytes);
 
 // The bytes of one record's features, in RawSpec's order. The spans point into
 // the read buffer, the source's own memory or the scratch passed to Unpack.
 using RawRecord = std::vector<std::span<const std::byte>>;
 
-// Of the contents of files, by path.
+// Digests of the contents of files, by path.
 using FileDigests = std::map<std::string, std::string>;
 
 class Source {

@@ -7,29 +7,23 @@
 
 #include "broker/declare/declaration.h"
 #include "broker/io/read.h"
+#include "common/hash.h"
 
 namespace penstock {
 namespace {
 
 constexpr uint64_t kCostUsMax = 1'000'000;  // a second for one record
-constexpr uint64_t kGolden = 0x9e3779b97f4a7c15;
 // Features start at multiples of this in the scratch.
 constexpr uint64_t kFeatureAlign = 16;
-
-uint64_t Mix(uint64_t z) {
-  z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9;
-  z = (z ^ (z >> 27)) * 0x94d049bb133111eb;
-  return z ^ (z >> 31);
-}
 
 void FillWords(uint64_t state, std::span<std::byte> out) {
   static_assert(std::endian::native == std::endian::little);
   size_t at = 0;
   for (; out.size() - at >= sizeof(uint64_t); at += sizeof(uint64_t)) {
-    const uint64_t word = Mix(state += kGolden);
+    const uint64_t word = Mix64(state += kGolden64);
     std::memcpy(out.data() + at, &word, sizeof(word));
   }
-  const uint64_t word = Mix(state + kGolden);
+  const uint64_t word = Mix64(state + kGolden64);
   std::memcpy(out.data() + at, &word, out.size() - at);
 }
 
@@ -118,7 +112,7 @@ class Synthetic final : public Source {
       const Feature& feature = raw_spec_[i].feature;
       const auto out =
           std::span(*scratch).subspan(offsets_[i], feature.RowBytes());
-      FillWords(Mix(Mix(record) + i), out);
+      FillWords(Mix64(Mix64(record) + i), out);
       ToValues(feature.dtype, out);
       (*raw)[i] = out;
     }

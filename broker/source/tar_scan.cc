@@ -11,7 +11,7 @@ namespace penstock {
 namespace {
 
 constexpr uint64_t kBlock = 512;
-// Of a long name, or of pax records.
+// Bytes of a long name, or of pax records.
 constexpr uint64_t kExtensionBytesMax = uint64_t{1} << 20;
 
 using Bytes = std::span<const std::byte>;
@@ -60,7 +60,7 @@ std::optional<uint64_t> NumberAt(Bytes header, Place place) {
 }
 
 bool ChecksumIsRight(Bytes header) {
-  // Of bytes without a sign, or (old programs) with one.
+  // The sum of bytes without a sign, or (old programs) with one.
   int64_t plain = 0;
   int64_t with_sign = 0;
   for (size_t i = 0; i < kBlock; ++i) {
@@ -76,7 +76,7 @@ bool ChecksumIsRight(Bytes header) {
                     static_cast<int64_t>(*wanted) == with_sign);
 }
 
-// Of a file that is compressed as a whole; else OK.
+// The error of a file that is compressed as a whole; else OK.
 Status CheckPlain(ScannedFile* file) {
   using namespace std::string_view_literals;
   constexpr size_t kMagicBytesMax = 5;

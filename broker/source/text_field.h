@@ -29,7 +29,8 @@ struct TextField {
   // The name of a class, int64: its place in the list; if that is empty, among
   // all names in byte order.
   std::optional<std::vector<std::string>> classes;
-  // Of a record without a value: a number, which fills the shape, or the text.
+  // What a record without a value has: a number, which fills the shape, or the
+  // text.
   std::optional<std::vector<std::byte>> fallback;
   bool operator==(const TextField&) const = default;
 };

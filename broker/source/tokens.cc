@@ -131,7 +131,7 @@ class Tokens final : public Source {
     }
   }
 
-  // Of the next file.
+  // Adds the tokens of the next file.
   Status Add(const FileTokens& file) {
     if (file.tokens < tokens_read_) {
       return InvalidArgumentError(

@@ -61,7 +61,7 @@ class Zip final : public Source {
     return parts_[part].source->KnownNumber(parts_[part].RecordOf(record),
                                             number_of, number);
   }
-  // Of each part, those that no part before it has.
+  // The columns of each part that no part before it has.
   Columns columns(uint64_t first) const override {
     Columns columns;
     for (const ZippedPart& part : parts_) {

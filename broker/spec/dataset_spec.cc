@@ -292,6 +292,16 @@ std::string FirstDifference(const std::string& path, const Json& here,
 
 }  // namespace
 
+DatasetSpec::DatasetSpec() = default;
+DatasetSpec::~DatasetSpec() = default;
+DatasetSpec::DatasetSpec(const DatasetSpec&) = default;
+DatasetSpec::DatasetSpec(DatasetSpec&&) noexcept = default;
+DatasetSpec& DatasetSpec::operator=(const DatasetSpec& other) {
+  return *this = DatasetSpec(other);
+}
+DatasetSpec& DatasetSpec::operator=(DatasetSpec&&) noexcept = default;
+bool DatasetSpec::operator==(const DatasetSpec&) const = default;
+
 const Declaration<DatasetSpec>& DatasetSpec::Declared() {
   static const auto declared =
       Declaration<DatasetSpec>("spec", "A dataset, and how it is delivered.")

@@ -39,7 +39,7 @@ struct DatasetSpec : PlanSpec {
   SourceSpec source;
   std::vector<SelectSpec> select;
   uint64_t seed = 0;  // of augmentation; default: shuffle's
-  // Of each part of the source; none: `map` alone. They come before `map`.
+  // Maps of the parts of the source; none: `map` alone. They come before `map`.
   std::vector<std::vector<TransformSpec>> map_by_part;
   std::vector<TransformSpec> map;
   std::optional<CacheSpec> cache;  // this, or a snapshot
@@ -52,7 +52,16 @@ struct DatasetSpec : PlanSpec {
   OnError on_error = OnError::kFail;
   ShardPolicy shard = ShardPolicy::kAuto;
   SpecText written;
-  bool operator==(const DatasetSpec&) const = default;
+
+  // Compiled once: they are of every kind of source and of step, some 70 types,
+  // and cost seconds of each file that would compile them.
+  DatasetSpec();
+  ~DatasetSpec();
+  DatasetSpec(const DatasetSpec&);
+  DatasetSpec(DatasetSpec&&) noexcept;
+  DatasetSpec& operator=(const DatasetSpec&);
+  DatasetSpec& operator=(DatasetSpec&&) noexcept;
+  bool operator==(const DatasetSpec&) const;
 
   static const Declaration<DatasetSpec>& Declared();
 };

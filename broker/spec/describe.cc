@@ -70,31 +70,6 @@ std::string Page(const Described& described) {
          Wrapped(described.Example(), "  ", "      ");
 }
 
-// In one line, for a table.
-std::string TextWithKeys(const DeclarationBase& declared) {
-  std::string text = declared.text();
-  if (!declared.brief().empty()) {
-    text += Format(" Its value is {}, or has these keys:", declared.brief());
-  }
-  const char* separator = " ";
-  bool after_one_of = false;
-  for (const Field& field : declared.fields()) {
-    std::vector<std::string> hints;
-    if (field.wanted.starts_with("one of ")) hints.push_back(field.wanted);
-    if (const std::string otherwise = declared.DefaultOf(field);
-        !otherwise.empty()) {
-      hints.push_back("`" + otherwise + "`");
-    }
-    text += Format(
-        "{}`{}`{}: {}", field.one_of && after_one_of ? ", or " : separator,
-        field.key, hints.empty() ? "" : " (" + JoinText(hints, "; ") + ")",
-        field.text);
-    after_one_of = field.one_of;
-    separator = "; ";
-  }
-  return text;
-}
-
 }  // namespace
 
 std::string Described::Example() const {
@@ -182,32 +157,22 @@ nlohmann::ordered_json SpecDeclarations() {
   return json;
 }
 
-std::string SpecTable(const std::string& key) {
-  std::string table;
-  if (key.empty()) {
-    const DeclarationBase& spec = DatasetSpec::Declared();
-    for (const Field& field : spec.fields()) {
-      const std::string otherwise = spec.DefaultOf(field);
-      table += Format("| `{}` | {} | {} | {} |\n", field.key,
-                      field.parts.size() > 1 ? "of those below" : field.wanted,
-                      field.required      ? "required"
-                      : otherwise.empty() ? ""
-                                          : "`" + otherwise + "`",
-                      field.text);
-    }
-    return table;
+std::string MarkdownOf(const Described& described) {
+  const DeclarationBase& declared = *described.declared;
+  std::string text = declared.text();
+  if (!declared.brief().empty()) {
+    text += Format(" Its value is {}, or has these keys.", declared.brief());
   }
-  const bool others = key == "others";
-  for (const Described& each : AllDescribed()) {
-    if (others ? each.key == "source" || each.key == "map" : each.key != key) {
-      continue;
-    }
-    const DeclarationBase& declared = *each.declared;
-    table +=
-        Format("| `{}` | {} | {} |\n", declared.name(), TextWithKeys(declared),
-               others ? "`" + each.key + "`" : declared.gives());
+  std::string section = Format("## {}\n\n", declared.name()) +
+                        Wrapped(text, "", "", kPageColumns) + "\n" +
+                        KeyListOf(declared) + "\n";
+  if (!declared.gives().empty()) {
+    section +=
+        Wrapped(Format("Gives: {}", declared.gives()), "", "", kPageColumns) +
+        "\n";
   }
-  return table;
+  return section +
+         Wrapped(Format("`{}`", described.Example()), "", "", kPageColumns);
 }
 
 }  // namespace penstock

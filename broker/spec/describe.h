@@ -34,9 +34,8 @@ StatusOr<std::string> DescribeSpec(const std::string& name);
 // key of the spec whose values they are, all declarations.
 nlohmann::ordered_json SpecDeclarations();
 
-// Rows of a table of common/README.md: the values of this key ("source",
-// "map"); "others": of all others; "": the spec's own keys.
-std::string SpecTable(const std::string& key);
+// Its section of a page of common/spec/.
+std::string MarkdownOf(const Described& described);
 
 }  // namespace penstock
 #endif  // BROKER_SPEC_DESCRIBE_H_

@@ -63,7 +63,7 @@ class AugmentationDraws {
   double Within(uint32_t draw, const std::array<double, 2>& range) const {
     return range[0] + Uniform(draw) * (range[1] - range[0]);
   }
-  // Of 0 to count - 1.
+  // A number from 0 to count - 1.
   int64_t Choice(uint32_t draw, int64_t count) const {
     return static_cast<int64_t>(Uniform(draw) * static_cast<double>(count));
   }

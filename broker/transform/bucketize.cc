@@ -9,7 +9,7 @@
 namespace penstock {
 namespace {
 
-constexpr double kMax = 1e300;
+constexpr double kBoundaryMax = 1e300;
 constexpr size_t kBoundariesMax = 4096;
 
 Status CheckIncreasing(const YamlValue& value, BucketizeOp* op) {
@@ -38,7 +38,7 @@ const Declaration<BucketizeOp>& BucketizeOp::Declared() {
           .Optional("feature", &BucketizeOp::feature, FeatureNamesType(),
                     kFeatureText)
           .Required("boundaries", &BucketizeOp::boundaries,
-                    List(Number(-kMax, kMax), 1, kBoundariesMax,
+                    List(Number(-kBoundaryMax, kBoundaryMax), 1, kBoundariesMax,
                          Format("a list of 1 to {} numbers", kBoundariesMax)),
                     "increasing; of floating-point values, rounded to their "
                     "dtype")

@@ -95,7 +95,7 @@ class Canvas {
   // Applies a table to all channels, or to one.
   void Map(const ByteTable& table);
   void MapChannel(int64_t channel, const ByteTable& table);
-  // Of the values as they are now.
+  // Counts the values as they are now.
   void Count(Histogram* histogram) const;
   void ApplyTables(std::byte* out) const;
   template <typename Change>

@@ -11,7 +11,7 @@ namespace {
 constexpr size_t kFeaturesMax = 64;
 constexpr int64_t kDimensionMax = int64_t{1} << 40;
 
-// Of each feature, the bytes of its last dimension, in turn.
+// Takes the bytes of each feature's last dimension in turn.
 class ConcatenateStage final : public RowStage {
  public:
   ConcatenateStage(uint64_t times, std::vector<uint64_t> bytes)

@@ -166,7 +166,7 @@ void Place(const Part&, const ImageSize& target, const AugmentationDraws&,
 }
 
 constexpr int64_t kSideMax = 65535;
-// Of a narrow picture whose shorter side grows.
+// The longer side of a narrow picture whose shorter side grows.
 constexpr int64_t kScaledSideMax = int64_t{1} << 20;
 constexpr char kShorterText[] =
     "the shorter side is resized to it first; 0: no resize";

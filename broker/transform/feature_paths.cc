@@ -282,7 +282,7 @@ class CompiledFeaturePaths : public FeaturePaths {
                        : status.Prepend(Format("feature '{}'", of.name));
   }
 
-  // Of a feature that a step takes.
+  // Makes a feature that a step takes.
   static Status Make(const RowBuilder::Path& path, const AugmentationKey& key,
                      PathScratch& scratch) {
     const uint64_t bytes = path.stages.back()->out_bytes;

@@ -9,8 +9,8 @@
 
 namespace penstock {
 
-// Of mean 0 and standard deviation 1, by draws `draw` and draw + 1 (Box and
-// Muller).
+// A number of mean 0 and standard deviation 1, by draws `draw` and draw + 1
+// (Box and Muller).
 double NormalVariate(const AugmentationDraws& draws, uint32_t draw);
 
 // Number g of shape alpha > 0 and scale 1, and 1e-300, so that a sum of tiny

@@ -5,11 +5,10 @@
 #include "broker/declare/declaration.h"
 #include "broker/transform/token_input.h"
 #include "broker/transform/vocabulary.h"
+#include "common/exact_max.h"
 
 namespace penstock {
 namespace {
-
-constexpr int64_t kBinsMax = int64_t{1} << 53;
 
 class HashStage final : public TokenStage {
  public:
@@ -54,7 +53,7 @@ const Declaration<HashOp>& HashOp::Declared() {
           .Example("{feature: city, bins: 1000}")
           .Optional("feature", &HashOp::feature, FeatureNamesType(),
                     kFeatureText)
-          .Required("bins", &HashOp::bins, WholeNumber<int64_t>(1, kBinsMax),
+          .Required("bins", &HashOp::bins, WholeNumber<int64_t>(1, kExactMax),
                     "how many there are")
           .Optional("mask", &HashOp::mask, Maybe(TokenType()),
                     "what has bin 0 for itself, as Keras' mask_value")

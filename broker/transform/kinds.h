@@ -90,7 +90,8 @@ struct MapStep {
   uint32_t number;   // keys its random numbers; unique in the spec
   std::string path;  // in the spec, "map[2]"
 };
-// Of a list with this path, numbered from `first` on. They point into it.
+// The steps of a list with this path, numbered from `first` on. They point into
+// it.
 inline std::vector<MapStep> StepsOf(const std::vector<TransformSpec>& list,
                                     std::string_view path = "map",
                                     size_t first = 0) {

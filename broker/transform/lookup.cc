@@ -3,13 +3,14 @@
 #include "broker/declare/declaration.h"
 #include "broker/transform/hash.h"
 #include "broker/transform/token_input.h"
+#include "common/exact_max.h"
 #include "common/printable.h"
 
 namespace penstock {
 namespace {
 
 constexpr int64_t kBucketsMax = int64_t{1} << 31;
-constexpr int64_t kDefaultMax = int64_t{1} << 53;
+constexpr int64_t kDefaultMax{kExactMax};
 
 class LookupStage final : public TokenStage {
  public:

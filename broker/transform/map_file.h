@@ -17,7 +17,7 @@ namespace penstock {
 struct MapOpening {
   // Whose access they are read with.
   OpenProgress* progress;
-  // Of the records, as Source::fingerprint.
+  // The records', as Source::fingerprint.
   std::function<std::string()> fingerprint = [] { return std::string(); };
 
   std::vector<std::shared_ptr<const SideFile>> files;

@@ -31,7 +31,7 @@ Bytes From(Bytes bytes, uint64_t at) {
   return bytes.subspan(std::min<uint64_t>(at, bytes.size()));
 }
 
-// Of the first directory of a TIFF, which is EXIF's form, too. 0: none.
+// What the first directory of a TIFF says, which is EXIF's form, too. 0: none.
 uint64_t DirectoryValue(Bytes tiff) {
   if (tiff.size() < 16) return 0;
   const std::endian order =

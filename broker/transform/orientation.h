@@ -20,7 +20,7 @@ struct Orientation {
   bool operator==(const Orientation&) const = default;
 
   bool is_upright() const { return *this == Orientation(); }
-  // Of the upright picture.
+  // The size of the upright picture.
   ImageSize Turn(const ImageSize& stored) const;
   // Where this box of the upright picture is in the stored one.
   CropBox TurnBack(const CropBox& upright, const ImageSize& stored) const;

@@ -58,7 +58,7 @@ class PadStage final : public Stage {
   const Padder padder_;
 };
 
-// Of text: what is behind its end is no part of it.
+// Pads text: what is behind its end is no part of it.
 class PadTextStage final : public RowStage {
  public:
   PadTextStage(Padder padder, TokenInput input)

@@ -120,7 +120,7 @@ class PathBuilder {
   const Feature& feature() const { return feature_; }
   bool encoded() const { return encoded_; }
   bool channels_first() const { return channels_first_; }
-  // Of [h, w, c]; any other shape counts as one channel.
+  // The channels of [h, w, c]; any other shape counts as one.
   int64_t channels() const {
     return feature_.shape.size() == 3 && !channels_first_ ? feature_.shape[2]
                                                           : 1;
@@ -147,8 +147,8 @@ class PathBuilder {
   // The feature becomes dtype of this shape.
   void AddStage(std::unique_ptr<Stage> stage, std::vector<int64_t> shape,
                 DType dtype = DType::kUint8);
-  // Of op `number`. The picture keeps its form; or the mask, whose pixels are
-  // only moved. A run of such steps is one stage.
+  // A step of op `number`. The picture keeps its form; or the mask, whose
+  // pixels are only moved. A run of such steps is one stage.
   void AddPictureStep(uint32_t number, PictureStep step);
   void AddMaskStep(uint32_t number, PictureStep step);
   // Changes the values that the steps so far have made, where they are.
@@ -179,7 +179,7 @@ class PathBuilder {
  private:
   void AddCanvasStep(int64_t channels, uint32_t number, PictureStep step);
   void FlushPixelPass();
-  // Of the step that is being compiled.
+  // The part of the clock for the step that is being compiled.
   uint32_t Part() const { return kFirstStep + opening_->step; }
 
   const std::string name_;

@@ -4,6 +4,7 @@
 #include <nlohmann/json.hpp>
 
 #include "broker/declare/value_type.h"
+#include "common/exact_max.h"
 
 namespace penstock {
 
@@ -186,7 +187,7 @@ ValueType<Fill> FillType() {
 }
 
 ValueType<int64_t> MaskFillType() {
-  constexpr int64_t kMax = int64_t{1} << 53;
+  constexpr auto kMax = static_cast<int64_t>(kExactMax);
   return WholeNumber<int64_t>(-kMax, kMax);
 }
 

@@ -39,7 +39,7 @@ inline constexpr char kLayoutText[] = "channels last, or first";
 using FeatureNames = std::vector<std::string>;
 inline constexpr char kDefaultFeature[] = "image";
 inline FeatureNames DefaultFeature() { return {kDefaultFeature}; }
-// Of an op of labels.
+// The feature that an op of labels changes.
 inline constexpr char kDefaultLabel[] = "label";
 inline FeatureNames DefaultLabel() { return {kDefaultLabel}; }
 // A name, or a list of them.
@@ -47,8 +47,8 @@ ValueType<FeatureNames> FeatureNamesType();
 // The same, of a key that may be absent.
 ValueType<FeatureNames> MaskNamesType();
 inline constexpr char kFeatureText[] = "the feature it changes, or a list";
-// Of an op that moves pixels: features whose pixels are moved with the others',
-// and whose values stay as they are.
+// The masks of an op that moves pixels: features whose pixels are moved with
+// the others', and whose values stay as they are.
 inline constexpr char kMaskText[] = "masks of it: moved alike, values kept";
 
 // low <= high; a number is drawn uniformly between them.
@@ -89,7 +89,7 @@ inline constexpr char kMaskFillText[] =
 inline constexpr char kCenterText[] =
     "[x, y] in pixels, which stays; by default the picture's";
 
-// Of an op that is applied to a part of the rows.
+// The probability of an op that is applied to a part of the rows.
 ValueType<double> ProbabilityType();
 inline constexpr char kProbabilityText[] = "that of changing a picture";
 

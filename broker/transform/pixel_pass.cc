@@ -10,6 +10,7 @@
 #include "broker/transform/half.h"
 #include "broker/transform/rgbx_resampler.h"
 #include "broker/transform/values.h"
+#include "common/exact_max.h"
 
 namespace penstock {
 namespace {
@@ -29,7 +30,7 @@ auto Widen(From value) {
 // Converts an int64_t to a double that rounds to few bits as the int64_t would:
 // beyond 2^53 it only keeps whether any low bits were set.
 double Sticky(int64_t value) {
-  constexpr int64_t kExact = int64_t{1} << 53;
+  constexpr int64_t kExact{kExactMax};
   constexpr int64_t kLost = (1 << 10) - 1;
   if (value > -kExact && value < kExact) return static_cast<double>(value);
   const int64_t sticky = (value & kLost) != 0 ? kLost + 1 : 0;

@@ -46,7 +46,7 @@ class PixelPass {
   // dtype must be of one byte; the function has one channel, or those of the
   // image. Each result is computed in double precision and rounded once.
   void Compute(const ValueFunction& function, DType to);
-  // Of a Compute that is near (value / 255 - mean) / std, with one number or
+  // Says that a Compute is near (value / 255 - mean) / std, with one number or
   // one per channel: it may be done by arithmetic where the results are the
   // same.
   void TakeLine(const std::vector<double>& mean,

@@ -17,14 +17,11 @@ namespace {
 
 using std::string_view_literals::operator""sv;
 
-constexpr size_t kSignatureBytes = 8;
-constexpr size_t kChunkFrameBytes = 12;  // length, type, checksum
-
 // The file without its ancillary chunks, read from front to back.
 class CriticalChunks {
  public:
   explicit CriticalChunks(std::span<const std::byte> file)
-      : file_(file), end_(std::min(file.size(), kSignatureBytes)) {}
+      : file_(file), end_(std::min(file.size(), kPngSignatureBytes)) {}
 
   // False: the file ends before that.
   bool Read(std::byte* to, size_t bytes) {
@@ -43,9 +40,10 @@ class CriticalChunks {
   bool NextChunk() {
     for (;;) {
       const size_t left = file_.size() - at_;
-      if (left < kChunkFrameBytes) return false;
+      if (left < kPngChunkFrameBytes) return false;
       const size_t bytes = std::min<size_t>(
-          left, kChunkFrameBytes + ReadNumber(file_, at_, 4, std::endian::big));
+          left,
+          kPngChunkFrameBytes + ReadNumber(file_, at_, 4, std::endian::big));
       end_ = at_ + bytes;
       constexpr std::byte kAncillary{0x20};
       if ((file_[at_ + 4] & kAncillary) == std::byte{0}) return true;

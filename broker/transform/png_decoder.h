@@ -20,7 +20,7 @@ class PngDecoder final : public PictureDecoder {
   PngDecoder(const PngDecoder&) = delete;
   PngDecoder& operator=(const PngDecoder&) = delete;
 
-  // Of an animation, the picture that is no part of it, or its first.
+  // The picture that is no part of an animation, or its first.
   Status Begin(std::span<const std::byte> file) override;
   ImageSize size() const override;
   Status Start(int channels) override;

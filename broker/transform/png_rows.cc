@@ -55,7 +55,7 @@ HWY_INLINE void Narrow(Pixels pixels, uint32_t* both) {
 HWY_INLINE Pixels Magnitude(Pixels value) { return value < 0 ? -value : value; }
 HWY_INLINE Pixels Least(Pixels a, Pixels b) { return a < b ? a : b; }
 
-// Of two rows: all bits set where the Paeth predictor has that neighbour, and
+// Two rows: all bits set where the Paeth predictor has that neighbour, and
 // where the mean is taken instead. With one neighbour alone it is that one:
 // Sub and Up.
 struct Neighbours {
@@ -187,9 +187,6 @@ using HWY_NAMESPACE::kFilters;
 using HWY_NAMESPACE::kPixelBytesMax;
 using HWY_NAMESPACE::kRows;
 
-constexpr size_t kSignatureBytes = 8;
-constexpr size_t kChunkFrameBytes = 12;  // length, type, checksum
-
 // The compressed picture: the content of the IDAT chunks. Empty: not plain.
 // joined: memory for it if there are several.
 std::span<const std::byte> FindCompressed(std::span<const std::byte> file,
@@ -199,12 +196,13 @@ std::span<const std::byte> FindCompressed(std::span<const std::byte> file,
   std::span<const std::byte> compressed;
   bool is_first = true;
   bool ended = false;  // the chunks of the picture, by another one
-  for (size_t at = kSignatureBytes; file.size() - at >= kChunkFrameBytes;) {
+  for (size_t at = kPngSignatureBytes;
+       file.size() - at >= kPngChunkFrameBytes;) {
     const uint64_t bytes = ReadNumber(file, at, 4, std::endian::big);
-    if (bytes > file.size() - at - kChunkFrameBytes) return {};
+    if (bytes > file.size() - at - kPngChunkFrameBytes) return {};
     const auto chunk = file.subspan(at + 4, 4 + bytes);  // type and content
     const auto content = chunk.subspan(4);
-    at += kChunkFrameBytes + bytes;
+    at += kPngChunkFrameBytes + bytes;
     const std::string_view type(reinterpret_cast<const char*>(chunk.data()), 4);
     ended |= type != "IDAT" && !compressed.empty();
     if ((chunk[0] & kAncillary) != std::byte{0}) continue;
@@ -257,7 +255,7 @@ bool Inflate(std::span<const std::byte> compressed, std::span<std::byte> to) {
 
 std::unique_ptr<PngRows> PngRows::Open(std::span<const std::byte> file,
                                        const Layout& layout) {
-  if (layout.pixel_bytes > kPixelBytesMax || file.size() < kSignatureBytes) {
+  if (layout.pixel_bytes > kPixelBytesMax || file.size() < kPngSignatureBytes) {
     return nullptr;
   }
   std::vector<std::byte> joined;

@@ -17,6 +17,9 @@
 
 namespace penstock {
 
+inline constexpr size_t kPngSignatureBytes = 8;
+inline constexpr size_t kPngChunkFrameBytes = 12;  // length, type, checksum
+
 class PngRows {
  public:
   struct Layout {

@@ -6,7 +6,7 @@
 namespace penstock {
 namespace {
 
-constexpr double kMax = 1e30;
+constexpr double kFactorMax = 1e30;
 
 }  // namespace
 
@@ -19,9 +19,10 @@ const Declaration<RescaleOp>& RescaleOp::Declared() {
           .Example("{scale: 0.00784313725490196, offset: -1}")
           .Optional("feature", &RescaleOp::feature, FeatureNamesType(),
                     kFeatureText)
-          .Required("scale", &RescaleOp::scale, Number(-kMax, kMax),
+          .Required("scale", &RescaleOp::scale, Number(-kFactorMax, kFactorMax),
                     "the factor")
-          .Optional("offset", &RescaleOp::offset, Number(-kMax, kMax),
+          .Optional("offset", &RescaleOp::offset,
+                    Number(-kFactorMax, kFactorMax),
                     "what is added to the product")
           .Optional("dtype", &RescaleOp::dtype, FloatDType(), "of the result")
           .Optional("layout", &RescaleOp::layout, LayoutType(), kLayoutText);

@@ -25,7 +25,7 @@ struct CropOp {
   Status AddToMask(PathBuilder* path, uint32_t number) const;
 };
 
-// Of the whole picture. One of size, shorter and within is given.
+// Resizes the whole picture. One of size, shorter and within is given.
 struct ResizeOp {
   FeatureNames feature = DefaultFeature();
   FeatureNames mask;

@@ -65,7 +65,7 @@ PathBuilder* RowBuilder::LengthOf(const PathBuilder& text) const {
     return nullptr;
   }
   PathBuilder* length = Named(feature.name + "_bytes");
-  // Of text_lines.
+  // The name that text_lines gives it.
   if (length == nullptr && feature.name == "text") length = Named("bytes");
   const std::vector<int64_t> texts(feature.shape.begin(),
                                    feature.shape.end() - 1);

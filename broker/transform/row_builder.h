@@ -85,8 +85,8 @@ class RowBuilder {
   // nullptr: there is none.
   PathBuilder* Named(const std::string& name) const;
   size_t PlaceOf(const PathBuilder* path) const;
-  // Of text, the number of its bytes (NAME_bytes, or `bytes` of text_lines);
-  // else nullptr.
+  // The number of a text's bytes (NAME_bytes, or `bytes` of text_lines); else
+  // nullptr.
   PathBuilder* LengthOf(const PathBuilder& text) const;
 
   // The row gets these features, in this order.
@@ -111,7 +111,7 @@ class RowBuilder {
   MapOpening* const opening_;
   size_t slots_ = 0;
   std::vector<std::unique_ptr<PathBuilder>> paths_;
-  // Of features that the row has no more: others know them by their addresses.
+  // Features that the row has no more: others know them by their addresses.
   std::vector<std::unique_ptr<PathBuilder>> former_;
   std::vector<Action> actions_;
   std::vector<PairStep> pair_steps_;

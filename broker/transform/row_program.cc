@@ -26,7 +26,7 @@ struct WorkerScratch : RowProgram::Scratch {
   std::unique_ptr<FeaturePaths::Scratch> paths = FeaturePaths::MakeScratch();
   std::vector<std::unique_ptr<RowFunction::Caller>> callers;  // by section
   std::vector<uint64_t> input_bytes;
-  // Of the head.
+  // What the head makes.
   std::vector<std::vector<std::byte>> made;  // by feature
   std::vector<std::byte*> places;
   RawRecord record;

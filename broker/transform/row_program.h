@@ -87,7 +87,7 @@ class RowProgram {
 
   // The features that the head makes, which may be encoded still.
   virtual const RawSpec& head_spec() const = 0;
-  // Of the files that `opening` has got, the first so many are of the head.
+  // The first so many of the files that `opening` has got are the head's.
   virtual size_t head_files() const = 0;
   // Points *made at them: in raw, in out where the rest leaves them unchanged,
   // or in scratch. Errors as of Run.

@@ -90,7 +90,7 @@ void SampleRows::ConvertTo(const std::byte* samples, int64_t width,
     }
     return;
   }
-  // Of 16 bits the high byte counts.
+  // The high byte of 16 bits counts.
   if (bits == 16 && std::endian::native == std::endian::little) ++samples;
   const auto sample = [&](int64_t x, int64_t i) {
     return std::to_integer<uint8_t>(samples[x * step + i * bytes]);

@@ -14,7 +14,7 @@ namespace penstock {
 struct SampleLayout {
   enum class Color { kGray, kPalette, kRgb, kCmyk };
   Color color = Color::kRgb;
-  // Of a pixel: its colours come first, the others are dropped.
+  // Samples of a pixel: its colours come first, the others are dropped.
   int samples = 3;
   // 1, 2, 4 (first pixel in the high bits; one sample a pixel only), 8 or 16
   // (in this machine's byte order).

@@ -7,11 +7,12 @@
 #define BROKER_TRANSFORM_STEP_CLOCK_H_
 
 #include <algorithm>
-#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <utility>
 #include <vector>
+
+#include "common/deadline.h"
 
 namespace penstock {
 
@@ -48,15 +49,15 @@ class StepClock {
 
   // Time from now on is that of `part`. Returns what it was of before.
   uint32_t Switch(uint32_t part) {
-    const uint64_t now_ns = Now();
+    const uint64_t now_ns = MonotonicNs();
     ns_[part_] += now_ns - since_ns_;
     since_ns_ = now_ns;
     return std::exchange(part_, part);
   }
-  // Of the time since the last switch only own_ns were of this part, the rest
-  // of `other`.
+  // Gives only own_ns of the time since the last switch to this part, the rest
+  // to `other`.
   void Split(uint64_t own_ns, uint32_t other) {
-    const uint64_t now_ns = Now();
+    const uint64_t now_ns = MonotonicNs();
     const uint64_t ns = now_ns - since_ns_;
     own_ns = std::min(own_ns, ns);
     ns_[part_] += own_ns;
@@ -83,13 +84,6 @@ class StepClock {
   };
 
  private:
-  static uint64_t Now() {
-    return static_cast<uint64_t>(
-        std::chrono::duration_cast<std::chrono::nanoseconds>(
-            std::chrono::steady_clock::now().time_since_epoch())
-            .count());
-  }
-
   bool on_ = false;
   uint32_t part_ = kOther;
   uint64_t since_ns_ = 0;

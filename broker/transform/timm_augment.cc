@@ -63,7 +63,7 @@ struct Chosen {
   Interpolation interpolation;
 
   double Signed(double value) const { return negative ? -value : value; }
-  // Of the enhancements; 1 changes nothing.
+  // The factor of the enhancements; 1 changes nothing.
   double Factor() const {
     if (!increasing) return level * kFactorRange + kFactorMin;
     return std::max(kFactorMin, 1 + Signed(level * kFactorChange));

@@ -17,6 +17,7 @@
 #include "broker/index/fingerprint.h"
 #include "broker/source/text_field.h"
 #include "broker/transform/statistics_file.h"
+#include "common/exact_max.h"
 #include "common/printable.h"
 
 namespace penstock {
@@ -24,7 +25,6 @@ namespace {
 
 constexpr uint64_t kFileBytesMax = uint64_t{4} << 30;
 constexpr uint64_t kTokensMax = uint64_t{1} << 31;
-constexpr uint64_t kCountMax = uint64_t{1} << 53;
 constexpr size_t kTokensInSpecMax = 16384;
 constexpr size_t kReadBytes = size_t{1} << 20;
 constexpr std::string_view kByteOrderMark = "\xef\xbb\xbf";
@@ -132,7 +132,7 @@ const Declaration<CountedVocabulary>& CountedVocabulary::Declared() {
           .Optional("feature", &CountedVocabulary::feature, feature_name,
                     "of that file; by default the same name")
           .Optional("min_count", &CountedVocabulary::min_count,
-                    WholeNumber<uint64_t>(1, kCountMax),
+                    WholeNumber<uint64_t>(1, kExactMax),
                     "what is rarer is left out")
           .Optional("max_size", &CountedVocabulary::max_size,
                     WholeNumber<uint64_t>(0, kTokensMax),

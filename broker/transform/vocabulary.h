@@ -22,7 +22,7 @@ namespace penstock {
 template <typename T>
 class Declaration;
 
-// Of a file of statistics.
+// The vocabulary that a file of statistics counts.
 struct CountedVocabulary {
   std::string file;
   std::string feature;  // "": as in the row

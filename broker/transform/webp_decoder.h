@@ -16,8 +16,7 @@ class WebpDecoder final : public PictureDecoder {
   WebpDecoder(const WebpDecoder&) = delete;
   WebpDecoder& operator=(const WebpDecoder&) = delete;
 
-  // Of an animation, its first picture; black where that leaves the canvas
-  // free.
+  // The first picture of an animation; black where that leaves the canvas free.
   Status Begin(std::span<const std::byte> file) override;
   ImageSize size() const override;
   Status Start(int channels) override;

@@ -6,7 +6,6 @@
 
 #include <array>
 #include <atomic>
-#include <chrono>
 #include <cstdint>
 #include <deque>
 #include <map>
@@ -20,16 +19,9 @@
 #include "broker/stream/stream.h"
 #include "broker/transform/row_program.h"
 #include "broker/workers/worker_pool.h"
+#include "common/deadline.h"
 
 namespace penstock {
-
-// Monotonic time.
-inline uint64_t NowNs() {
-  return static_cast<uint64_t>(
-      std::chrono::duration_cast<std::chrono::nanoseconds>(
-          std::chrono::steady_clock::now().time_since_epoch())
-          .count());
-}
 
 // Relaxed: counters are only shown and compared.
 inline void Count(std::atomic<uint64_t>& counter, uint64_t value) {

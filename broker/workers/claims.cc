@@ -51,7 +51,8 @@ bool Claims::ClaimMore() {
     before = rows->at_once == rows->to_read
                  ? Turn{}
                  : std::min(before, order_.TurnIn(CandidateOf(
-                                        *rows->account, *rows->job, NowNs())));
+                                        *rows->account, *rows->job,
+                                        MonotonicNs())));
   }
   std::sort(jobs_of_open_.begin(), jobs_of_open_.end());
   WorkerPool::Claimed claimed = pool_->ClaimFair(&order_, jobs_of_open_, before,

@@ -13,6 +13,7 @@
 
 #include "broker/base/boot_id.h"
 #include "broker/base/log.h"
+#include "common/hash.h"
 
 namespace penstock {
 namespace {
@@ -25,23 +26,15 @@ constexpr uint64_t kEvidencePlausible = 1'000'000;
 // The line of this thread's sample in work.
 thread_local constinit SampleLine* in_work_here = nullptr;
 
-uint64_t Fnv(std::string_view text) {
-  uint64_t hash = 0xcbf29ce484222325;
-  for (const char c : text) {
-    hash = (hash ^ static_cast<unsigned char>(c)) * 0x100000001b3;
-  }
-  return hash;
-}
-
 uint64_t FilterBit(const Sample& sample) {
   // Fibonacci hashing: the top bits depend on all of both.
-  return ((sample.dataset ^ sample.record) * 0x9e3779b97f4a7c15) >> 48;
+  return ((sample.dataset ^ sample.record) * kGolden64) >> 48;
 }
 static_assert(kFilterBits == uint64_t{1} << (64 - 48));
 
 uint64_t BootHash() {
   const std::string id = BootId();
-  return id.empty() ? 0 : Fnv(id);
+  return id.empty() ? 0 : Fnv1a(id);
 }
 
 // "" if the file is a valid quarantine file, otherwise the reason.
@@ -117,7 +110,7 @@ StatusOr<Fd> OpenAndLock(const std::string& path) {
 }  // namespace
 
 uint64_t SampleQuarantine::DatasetHash(const std::string& dataset_key) {
-  return Fnv(dataset_key);
+  return Fnv1a(dataset_key);
 }
 
 StatusOr<std::unique_ptr<SampleQuarantine>> SampleQuarantine::Open(

@@ -80,7 +80,7 @@ bool Worker::MakeNext() {
   if (makeable_.empty()) return false;
   size_t next = 0;
   if (makeable_.size() > 1) {
-    const uint64_t now_ns = NowNs();
+    const uint64_t now_ns = MonotonicNs();
     candidates_.clear();
     for (const Makeable& each : makeable_) {
       candidates_.push_back(
@@ -129,7 +129,8 @@ uint64_t Worker::MakeCached(ClaimedRows& rows, uint64_t begin_ns) {
     return cached_.Next(&index, &read, &kept);
   };
   cached_.Begin(&rows);
-  while ((!ReadsClock(made) || NowNs() - begin_ns < kCachedNs) && read_next()) {
+  while ((!ReadsClock(made) || MonotonicNs() - begin_ns < kCachedNs) &&
+         read_next()) {
     maker_.Make(rows, index, read, kept);
     ++made;
   }
@@ -138,7 +139,7 @@ uint64_t Worker::MakeCached(ClaimedRows& rows, uint64_t begin_ns) {
 }
 
 uint64_t Worker::Begin(const ClaimedRows& rows) {
-  const uint64_t now_ns = NowNs();
+  const uint64_t now_ns = MonotonicNs();
   if (rows.job->measured()) {
     rows.kept->clock.Start(rows.job->parts(), now_ns);
   }
@@ -147,7 +148,7 @@ uint64_t Worker::Begin(const ClaimedRows& rows) {
 
 void Worker::Made(ClaimedRows& rows, uint64_t count, uint64_t begin_ns) {
   if (rows.finished + count == rows.rows.size()) maker_.MixPairs(rows);
-  const uint64_t end_ns = NowNs();
+  const uint64_t end_ns = MonotonicNs();
   Count(rows.job->counters().decode_ns, end_ns - begin_ns);
   Count(rows.job->counters().decoded, count);
   rows.account->Charge(end_ns - begin_ns);
@@ -180,7 +181,10 @@ void Worker::MakeUnread(ClaimedRows& rows) {
       continue;
     }
     // Reads and rows of other jobs must not wait long.
-    if (made > 0 && ReadsClock(made) && NowNs() - begin_ns > kInlineNs) break;
+    if (made > 0 && ReadsClock(made) &&
+        MonotonicNs() - begin_ns > kInlineNs) {
+      break;
+    }
     ++rows.at_once;
     ++made;
     maker_.Make(rows, index, {});

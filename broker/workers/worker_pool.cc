@@ -8,6 +8,7 @@
 
 #include "broker/base/log.h"
 #include "broker/workers/worker.h"
+#include "common/deadline.h"
 
 namespace penstock {
 namespace {
@@ -21,13 +22,6 @@ constexpr uint64_t kLateNs = 1'000'000'000;
 constexpr size_t kChargesLoggedMax = 20;
 // How often a worker without rows checks what it owes.
 constexpr std::chrono::seconds kOweInterval{1};
-
-uint64_t SteadyNs() {
-  return static_cast<uint64_t>(
-      std::chrono::duration_cast<std::chrono::nanoseconds>(
-          std::chrono::steady_clock::now().time_since_epoch())
-          .count());
-}
 
 // An alternate stack for this thread's crash handler. When a decoder or plugin
 // overflows the normal stack, the handler cannot run there, and the kernel
@@ -466,7 +460,7 @@ void WorkerPool::WakeAll() {
 
 // Called before sleeping_ changes or slept_ns_ is read.
 void WorkerPool::CountSleep() {
-  const uint64_t now_ns = SteadyNs();
+  const uint64_t now_ns = MonotonicNs();
   slept_ns_ += sleeping_ * (now_ns - slept_until_ns_);
   slept_until_ns_ = now_ns;
 }
@@ -558,7 +552,7 @@ WorkerPool::Claimed WorkerPool::ClaimFair(ServingOrder* order,
     jobs = jobs_;
   }
   // Without the pool's lock: Wanted takes the job's, which comes first.
-  const uint64_t now_ns = SteadyNs();
+  const uint64_t now_ns = MonotonicNs();
   for (bool list = order->expired(now_ns);; list = true) {
     if (list) List(*jobs, seat, blocking, now_ns, order);
     while (const auto next = order->TakeNext(before)) {
@@ -646,7 +640,7 @@ WorkerPool::Named WorkerPool::NamedOf(uint64_t number) {
 std::optional<std::string> WorkerPool::Tick() {
   constexpr uint64_t kMostNs =
       2 * std::chrono::nanoseconds(kTickInterval).count();
-  const uint64_t steady_ns = SteadyNs();
+  const uint64_t steady_ns = MonotonicNs();
   // Relaxed, both: only this thread writes it.
   const uint64_t now_ns = now_ns_.load(std::memory_order_relaxed) +
                           std::min(steady_ns - ticked_ns_, kMostNs);

@@ -77,7 +77,7 @@ void WorkerReads::Start(const std::shared_ptr<ClaimedRows>& shared) {
   if (job.at_once > 0 || !MayStart(rows)) return;
   const Source& source = *rows.job->dataset().source;
   Group& group = groups_[current_];
-  const uint64_t begin_ns = NowNs();
+  const uint64_t begin_ns = MonotonicNs();
   const RowCache* const cache = rows.job->dataset().cache.get();
   while (rows.started < rows.to_read && MayStart(rows)) {
     const uint64_t index = rows.Number(rows.started);
@@ -121,7 +121,7 @@ void WorkerReads::Start(const std::shared_ptr<ClaimedRows>& shared) {
       break;
     }
   }
-  const uint64_t spent_ns = NowNs() - begin_ns;
+  const uint64_t spent_ns = MonotonicNs() - begin_ns;
   rows.account->Charge(spent_ns);
   if (rows.job->measured()) rows.job->CountPart(kReading, spent_ns);
 }
@@ -144,10 +144,10 @@ bool WorkerReads::Await(uint64_t wait_ns) {
   if (any) wait_ns = kNoWait;
   Group& group = groups_[current_];
   const bool clocked = wait_ns != kNoWait || blocking();
-  const uint64_t begin_ns = clocked ? NowNs() : 0;
+  const uint64_t begin_ns = clocked ? MonotonicNs() : 0;
   bool arrived = group.reader->Next(wait_ns, &done);
   if (clocked) {
-    const uint64_t spent = NowNs() - begin_ns;
+    const uint64_t spent = MonotonicNs() - begin_ns;
     CountWait(spent);
     if (pool_->trace().on() && waited_for_ > 0) {
       pool_->trace().Add(TraceActivity::kRead, thread_index_, nullptr, 0,

@@ -14,7 +14,7 @@
 namespace penstock {
 namespace {
 
-using Json = nlohmann::ordered_json;
+using OrderedJson = nlohmann::ordered_json;
 
 constexpr uint64_t kBatchBytes = uint64_t{8} << 20;
 constexpr uint64_t kBatchRowsMax = 4096;
@@ -23,9 +23,9 @@ Status LibraryError(int code) {
   return Status(static_cast<StatusCode>(-code), penstock_error());
 }
 
-// Of the job with this name: what it left out.
-Json BrokenRecords(const std::string& socket, const std::string& job) {
-  Json broken = {{"count", 0}};
+// The records that the job with this name left out.
+OrderedJson BrokenRecords(const std::string& socket, const std::string& job) {
+  OrderedJson broken = {{"count", 0}};
   const auto answer = CallBroker(socket, {{"op", "status"}});
   if (!answer.ok()) return broken;
   for (const nlohmann::json& each : ArrayField(*answer, "jobs")) {
@@ -42,18 +42,18 @@ Json BrokenRecords(const std::string& socket, const std::string& job) {
 
 }  // namespace
 
-StatusOr<Json> ParsedSpec(PrivateBroker* broker, const SpecFile& file) {
+StatusOr<OrderedJson> ParsedSpec(PrivateBroker* broker, const SpecFile& file) {
   PENSTOCK_ASSIGN_OR_RETURN(const nlohmann::json parsed,
                             broker->Call(file.Request("parse")));
-  Json spec =
-      Json::parse(TextField(parsed, "spec"), nullptr, /*exceptions=*/false);
+  OrderedJson spec = OrderedJson::parse(TextField(parsed, "spec"), nullptr,
+                                        /*exceptions=*/false);
   if (!spec.is_object()) {
     return InternalError("the broker's answer to 'parse' has no 'spec'");
   }
   return spec;
 }
 
-StatusOr<Json> TakeAllRecords(
+StatusOr<OrderedJson> TakeAllRecords(
     const AllRecords& all,
     const std::function<void(const ElementSpec& features)>& begin,
     const std::function<void(const penstock_batch* batch)>& add) {
@@ -73,7 +73,7 @@ StatusOr<Json> TakeAllRecords(
   ProgressBar bar(all.label, "rows");
   int code = PENSTOCK_OK;
   uint64_t rows = 0;
-  Json broken = {{"count", 0}};
+  OrderedJson broken = {{"count", 0}};
   while (code != PENSTOCK_END_OF_DATA) {
     penstock_batch* batch = nullptr;
     code = penstock_next(reader, &batch);
@@ -96,12 +96,12 @@ StatusOr<Json> TakeAllRecords(
   return broken;
 }
 
-void ReportBroken(const Json& broken, const std::string& what,
+void ReportBroken(const OrderedJson& broken, const std::string& what,
                   const std::string& could_not) {
   const uint64_t count = broken.value("count", uint64_t{0});
   if (count == 0) return;
   const uint64_t gone = broken.value("missing", uint64_t{0});
-  const Json first = broken.value("first", Json::array());
+  const OrderedJson first = broken.value("first", OrderedJson::array());
   PrintError(Format(
       "{}: {} that could not {}{}{}", what,
       Counted(FormatCount(count), "record"), could_not,
@@ -109,7 +109,8 @@ void ReportBroken(const Json& broken, const std::string& what,
       first.empty()          ? ""
       : first.size() < count ? "; the first of them:"
                              : ":"));
-  for (const Json& each : first) PrintError("  " + each.get<std::string>());
+  for (const OrderedJson& each : first)
+    PrintError("  " + each.get<std::string>());
 }
 
 void ReportWarning(const DatasetIndex& index) {

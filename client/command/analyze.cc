@@ -3,7 +3,6 @@
 #include <sched.h>
 #include <unistd.h>
 
-#include <CLI/CLI.hpp>
 #include <algorithm>
 #include <optional>
 #include <span>
@@ -14,7 +13,6 @@
 #include "client/command/analyze_spec.h"
 #include "client/command/first_batch.h"
 #include "client/command/json_field.h"
-#include "client/command/number_range.h"
 #include "client/command/output_file.h"
 #include "client/command/private_broker.h"
 #include "client/command/spec_file.h"
@@ -22,13 +20,14 @@
 #include "client/command/statistics_plot.h"
 #include "client/command/subcommand.h"
 #include "client/command/table.h"
+#include "common/command_line.h"
 #include "common/printable.h"
 #include "common/quantity.h"
 
 namespace penstock {
 namespace {
 
-using Json = nlohmann::ordered_json;
+using OrderedJson = nlohmann::ordered_json;
 
 constexpr int kVersion = 1;
 constexpr char kVersionKey[] = "penstock_statistics";  // a file's first key
@@ -54,39 +53,39 @@ StatusOr<std::string> Analyzed(const AllRecords& all,
                                const StatisticsOptions& options) {
   std::optional<Statistics> statistics;
   PENSTOCK_ASSIGN_OR_RETURN(
-      const Json broken,
+      const OrderedJson broken,
       TakeAllRecords(
           all,
           [&](const ElementSpec& features) {
             statistics.emplace(features, options);
           },
           [&](const penstock_batch* batch) { statistics->Add(batch); }));
-  const Json result = {{"rows", statistics->rows()},
-                       {"broken", broken},
-                       {"features", statistics->ToJson()}};
-  return result.dump(-1, ' ', false, Json::error_handler_t::replace);
+  const OrderedJson result = {{"rows", statistics->rows()},
+                              {"broken", broken},
+                              {"features", statistics->ToJson()}};
+  return result.dump(-1, ' ', false, OrderedJson::error_handler_t::replace);
 }
 
 // 3 significant digits are enough for a table.
-std::string Shown(const Json& of, const char* key) {
+std::string Shown(const OrderedJson& of, const char* key) {
   const auto overall = of.find("overall");
   if (overall == of.end()) return "";
   return Format("{:.4g}", (*overall)[key].get<double>());
 }
 
 // A count that is there or not.
-std::string ShownCount(const Json& of, const char* key) {
+std::string ShownCount(const OrderedJson& of, const char* key) {
   return of.contains(key) ? FormatCount(of[key].get<uint64_t>()) : "";
 }
 
-bool AnyHas(const Json& features, const char* key) {
+bool AnyHas(const OrderedJson& features, const char* key) {
   return std::any_of(features.begin(), features.end(),
-                     [key](const Json& of) { return of.contains(key); });
+                     [key](const OrderedJson& of) { return of.contains(key); });
 }
 
-void PrintTable(const Json& statistics) {
+void PrintTable(const OrderedJson& statistics) {
   constexpr size_t kColumns = 16;  // of 64 bins, 4 each
-  const Json& features = statistics["features"];
+  const OrderedJson& features = statistics["features"];
   std::vector<std::string> heads = {"feature", "dtype", ">mean",
                                     ">std",    ">min",  ">max"};
   std::vector<std::pair<const char*, const char*>> counts;
@@ -113,8 +112,8 @@ void PrintTable(const Json& statistics) {
   Print(stdout, "{}", table.ToString());
 }
 
-// Of features, and of channels, whose values are all the same.
-void WarnOfConstants(const Json& features) {
+// Warns of features, and of channels, whose values are all the same.
+void WarnOfConstants(const OrderedJson& features) {
   constexpr size_t kShown = 8;
   std::vector<std::string> constant;
   for (const auto& [name, of] : features.items()) {
@@ -137,7 +136,8 @@ void WarnOfConstants(const Json& features) {
                               : ""));
 }
 
-Status Plot(const std::string& name, const Json& statistics, bool quiet) {
+Status Plot(const std::string& name, const OrderedJson& statistics,
+            bool quiet) {
   std::vector<std::vector<uint64_t>> panels;
   std::string names;
   for (const auto& [feature, of] : statistics["features"].items()) {
@@ -163,8 +163,9 @@ StatusOr<int> Analyze(const AnalyzeOptions& options) {
   PENSTOCK_ASSIGN_OR_RETURN(
       const std::unique_ptr<PrivateBroker> broker,
       PrivateBroker::Start(options.broker.Without(kReported)));
-  PENSTOCK_ASSIGN_OR_RETURN(const Json spec, ParsedSpec(broker.get(), file));
-  // Of one row a batch first: how large is a row?
+  PENSTOCK_ASSIGN_OR_RETURN(const OrderedJson spec,
+                            ParsedSpec(broker.get(), file));
+  // The first spec has one row a batch: how large is a row?
   PENSTOCK_ASSIGN_OR_RETURN(const AnalyzedSpec of_one, SpecToAnalyze(spec, 1));
   SpecFile adapted = file;
   adapted.name = "";
@@ -184,15 +185,15 @@ StatusOr<int> Analyze(const AnalyzeOptions& options) {
   PENSTOCK_ASSIGN_OR_RETURN(
       const std::string result,
       InTakingProcess(broker.get(), [&] { return Analyzed(all, of); }));
-  Json statistics = {
+  OrderedJson statistics = {
       {kVersionKey, kVersion},
       {"dataset", index.dataset},
       {"fingerprint", TextField(index.answer, "source_fingerprint")},
       {"source", spec["source"]},
       {"map", to_read.spec["map"]}};
-  statistics.update(Json::parse(result));
+  statistics.update(OrderedJson::parse(result));
   const std::string text =
-      statistics.dump(-1, ' ', false, Json::error_handler_t::replace);
+      statistics.dump(-1, ' ', false, OrderedJson::error_handler_t::replace);
   PENSTOCK_RETURN_IF_ERROR(WriteWhole(options.out, text + "\n"));
   if (!options.plot.empty()) {
     PENSTOCK_RETURN_IF_ERROR(Plot(options.plot, statistics, options.json));
@@ -214,26 +215,26 @@ StatusOr<int> Analyze(const AnalyzeOptions& options) {
 
 }  // namespace
 
-Subcommand AddAnalyze(CLI::App& app) {
-  CLI::App* const analyze = app.add_subcommand(
+Subcommand AddAnalyze(Command parent) {
+  Command analyze = parent.AddCommand(
       "analyze", "Find the statistics of a dataset's features");
   const auto options = std::make_shared<AnalyzeOptions>();
-  analyze->add_option("SPEC.yaml", options->spec, "Spec of the dataset")
-      ->required();
-  analyze->add_option("--out", options->out, "The file to write")
-      ->type_name("FILE.json")
-      ->capture_default_str();
-  analyze->add_option("--plot", options->plot, "Draw histograms")
-      ->type_name("FILE.png");
+  analyze.AddOption("SPEC.yaml", &options->spec, "Spec of the dataset")
+      .Required();
+  analyze.AddOption("--out", &options->out, "The file to write")
+      .Type("FILE.json")
+      .ShowDefault();
+  analyze.AddOption("--plot", &options->plot, "Draw histograms")
+      .Type("FILE.png");
   analyze
-      ->add_option("--tokens-max", options->tokens_max,
-                   "Different words or integers to count exactly, of a feature")
-      ->type_name("N")
-      ->capture_default_str()
-      ->check(InRange(uint64_t{1}, kTokensMax));
-  analyze->add_flag("--json", options->json, "Print the statistics as JSON");
+      .AddOption("--tokens-max", &options->tokens_max,
+                 "Different words or integers to count exactly, of a feature")
+      .Type("N")
+      .ShowDefault()
+      .InRange(uint64_t{1}, kTokensMax);
+  analyze.AddFlag("--json", &options->json, "Print the statistics as JSON");
   options->broker.AddTo(analyze);
-  analyze->footer(
+  analyze.SetFooter(
       "Every record is read once. A feature is analyzed as its first step "
       "with\n"
       "`from` finds it, or as the spec delivers it. Records that cannot be "

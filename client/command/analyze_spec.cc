@@ -8,20 +8,20 @@
 namespace penstock {
 namespace {
 
-using Json = nlohmann::ordered_json;
+using OrderedJson = nlohmann::ordered_json;
 
-std::vector<std::string> NamesIn(const Json& op, const char* key) {
+std::vector<std::string> NamesIn(const OrderedJson& op, const char* key) {
   std::vector<std::string> names;
   const auto found = op.find(key);
   if (found == op.end()) return names;
   if (found->is_string()) names.push_back(found->get<std::string>());
   if (found->is_array()) {
-    for (const Json& each : *found) names.push_back(each.get<std::string>());
+    for (const OrderedJson& each : *found) names.push_back(each.get<std::string>());
   }
   return names;
 }
 
-bool NeedsStatistics(const std::string& name, const Json& op) {
+bool NeedsStatistics(const std::string& name, const OrderedJson& op) {
   if (name == "normalize") return op.contains("from");
   const auto vocabulary = op.find("vocabulary");
   return name == "lookup" && vocabulary != op.end() && vocabulary->is_object();
@@ -31,7 +31,7 @@ bool NeedsStatistics(const std::string& name, const Json& op) {
 class Steps {
  public:
   // False: the map ends here.
-  bool Add(const std::string& name, Json op, size_t number) {
+  bool Add(const std::string& name, OrderedJson op, size_t number) {
     if (NeedsStatistics(name, op)) {
       for (std::string& each : NamesIn(op, "feature")) {
         ended_.insert(std::move(each));
@@ -61,7 +61,7 @@ class Steps {
     }
     for (const char* key : {"feature", "features", "mask"}) {
       const std::vector<std::string> names = NamesIn(op, key);
-      Json left = Json::array();
+      OrderedJson left = OrderedJson::array();
       for (const std::string& each : names) {
         if (ended_.count(each) == 0) left.push_back(each);
       }
@@ -73,23 +73,23 @@ class Steps {
     return true;
   }
 
-  Json Take() { return std::move(kept_); }
+  OrderedJson Take() { return std::move(kept_); }
   std::vector<size_t> TakeNumbers() { return std::move(numbers_); }
 
  private:
-  void Keep(const std::string& name, Json op, size_t number) {
+  void Keep(const std::string& name, OrderedJson op, size_t number) {
     kept_.push_back({{name, std::move(op)}});
     numbers_.push_back(number);
   }
 
-  Json kept_ = Json::array();
+  OrderedJson kept_ = OrderedJson::array();
   std::vector<size_t> numbers_;
   std::set<std::string> ended_;
 };
 
 }  // namespace
 
-StatusOr<AnalyzedSpec> SpecToAnalyze(const Json& spec, uint64_t batch_rows) {
+StatusOr<AnalyzedSpec> SpecToAnalyze(const OrderedJson& spec, uint64_t batch_rows) {
   if (spec.at("source").contains("tensors")) {
     return FailedPreconditionError(
         "its values are in the spec (tensors): NumPy has their statistics at "
@@ -104,10 +104,10 @@ StatusOr<AnalyzedSpec> SpecToAnalyze(const Json& spec, uint64_t batch_rows) {
         "its parts have steps of their own (map_by_part): analyze each part, "
         "by a spec of its own");
   }
-  Json made = spec;
+  OrderedJson made = spec;
   Steps steps;
   size_t number = 0;
-  for (const Json& each : spec.at("map")) {
+  for (const OrderedJson& each : spec.at("map")) {
     if (!steps.Add(each.begin().key(), each.begin().value(), number++)) break;
   }
   made["map"] = steps.Take();

@@ -16,8 +16,8 @@ struct AnalyzedSpec {
   std::vector<size_t> steps;  // of each step of its `map`: the number it had
 };
 
-// Of a canonical spec. FailedPrecondition: its values are in the spec itself
-// (tensors), or a function takes what statistics are to make.
+// What is analyzed of a canonical spec. FailedPrecondition: its values are in
+// the spec itself (tensors), or a function takes what statistics are to make.
 StatusOr<AnalyzedSpec> SpecToAnalyze(const nlohmann::ordered_json& spec,
                                      uint64_t batch_rows);
 

@@ -1,7 +1,6 @@
 // penstock register, unregister, datasets, jobs and status: questions to a
 // running broker. Any field of its answers may be missing or of another type,
 // and is then shown as '-'.
-#include <CLI/CLI.hpp>
 #include <algorithm>
 #include <functional>
 #include <set>
@@ -12,6 +11,7 @@
 #include "client/command/spec_file.h"
 #include "client/command/subcommand.h"
 #include "client/command/table.h"
+#include "common/command_line.h"
 #include "common/message.h"
 #include "common/quantity.h"
 #include "common/status_fields.h"
@@ -277,28 +277,27 @@ StatusOr<int> Unregister(const AskOptions& options) {
   return 0;
 }
 
-std::shared_ptr<AskOptions> AddAskOptions(CLI::App* app) {
+std::shared_ptr<AskOptions> AddAskOptions(Command command) {
   const auto options = std::make_shared<AskOptions>();
-  AddSocketOption(app, &options->socket);
-  app->add_flag("--json", options->json, "Print one JSON object");
-  app->footer(Format("Examples:\n  penstock {0}\n  penstock {0} --json",
-                     app->get_name()));
+  AddSocketOption(command, &options->socket);
+  command.AddFlag("--json", &options->json, "Print one JSON object");
+  command.SetFooter(Format("Examples:\n  penstock {0}\n  penstock {0} --json",
+                           command.name()));
   return options;
 }
 
 }  // namespace
 
-Subcommand AddRegister(CLI::App& app) {
-  CLI::App* const add = app.add_subcommand(
+Subcommand AddRegister(Command parent) {
+  Command add = parent.AddCommand(
       "register",
       "Register a dataset with a running broker, under the spec's name");
   const std::shared_ptr<AskOptions> options = AddAskOptions(add);
-  add->add_option("SPEC.yaml", options->spec, "Spec of the dataset")
-      ->required();
-  add->add_flag("--replace", options->replace,
-                "Replace another spec registered under this name; running jobs "
-                "keep theirs");
-  add->footer(
+  add.AddOption("SPEC.yaml", &options->spec, "Spec of the dataset").Required();
+  add.AddFlag("--replace", &options->replace,
+              "Replace another spec registered under this name; running jobs "
+              "keep theirs");
+  add.SetFooter(
       "Relative paths in the spec start from the spec's folder. The broker "
       "must be\n"
       "able to read them. The first job opens the data: until then only the "
@@ -312,34 +311,33 @@ Subcommand AddRegister(CLI::App& app) {
   return {add, [options] { return Register(*options); }};
 }
 
-Subcommand AddUnregister(CLI::App& app) {
-  CLI::App* const remove = app.add_subcommand(
+Subcommand AddUnregister(Command parent) {
+  Command remove = parent.AddCommand(
       "unregister",
       "Remove a dataset from a running broker; its jobs continue");
   const std::shared_ptr<AskOptions> options = AddAskOptions(remove);
-  remove->add_option("DATASET", options->dataset, "Name of the dataset")
-      ->required();
-  remove->footer("Example:\n  penstock unregister train");
+  remove.AddOption("DATASET", &options->dataset, "Name of the dataset")
+      .Required();
+  remove.SetFooter("Example:\n  penstock unregister train");
   return {remove, [options] { return Unregister(*options); }};
 }
 
-Subcommand AddDatasets(CLI::App& app) {
-  CLI::App* const datasets =
-      app.add_subcommand("datasets", "List a running broker's datasets");
+Subcommand AddDatasets(Command parent) {
+  Command datasets =
+      parent.AddCommand("datasets", "List a running broker's datasets");
   const std::shared_ptr<AskOptions> options = AddAskOptions(datasets);
   return {datasets,
           [options] { return Ask(*options, "datasets", PrintDatasets); }};
 }
 
-Subcommand AddJobs(CLI::App& app) {
-  CLI::App* const jobs =
-      app.add_subcommand("jobs", "List a running broker's jobs");
+Subcommand AddJobs(Command parent) {
+  Command jobs = parent.AddCommand("jobs", "List a running broker's jobs");
   const std::shared_ptr<AskOptions> options = AddAskOptions(jobs);
   return {jobs, [options] { return Ask(*options, "jobs", PrintJobs); }};
 }
 
-Subcommand AddStatus(CLI::App& app) {
-  CLI::App* const status = app.add_subcommand(
+Subcommand AddStatus(Command parent) {
+  Command status = parent.AddCommand(
       "status", "Show a running broker, its jobs and what each waits for");
   const std::shared_ptr<AskOptions> options = AddAskOptions(status);
   return {status, [options] { return Ask(*options, "status", PrintStatus); }};

@@ -5,18 +5,17 @@
 // that batches made ahead are never free; it excludes indexing and the broker's
 // start. CPU time is that of the broker and the ranks until they end; with
 // --verify it includes the ranks' checksums.
-#include <CLI/CLI.hpp>
 #include <algorithm>
 
 #include "client/command/bench_drain.h"
 #include "client/command/json_field.h"
-#include "client/command/number_range.h"
 #include "client/command/private_broker.h"
 #include "client/command/replay.h"
 #include "client/command/row_check.h"
 #include "client/command/spec_file.h"
 #include "client/command/subcommand.h"
 #include "client/command/table.h"
+#include "common/command_line.h"
 #include "common/quantity.h"
 
 namespace penstock {
@@ -280,47 +279,49 @@ StatusOr<int> Bench(const BenchOptions& options) {
 
 }  // namespace
 
-Subcommand AddBench(CLI::App& app) {
-  CLI::App* const bench = app.add_subcommand(
+Subcommand AddBench(Command parent) {
+  Command bench = parent.AddCommand(
       "bench", "Drain a dataset with N ranks; measure speed and cost");
   const auto options = std::make_shared<BenchOptions>();
-  bench->add_option("--dataset", options->dataset, "Spec of the dataset")
-      ->type_name("SPEC.yaml")
-      ->required();
-  bench->add_option("--ranks", options->ranks, "Consumer processes")
-      ->type_name("N")
-      ->required()
-      ->check(InRange(1, kRanksMax));
-  CLI::Option* const epochs =
+  bench.AddOption("--dataset", &options->dataset, "Spec of the dataset")
+      .Type("SPEC.yaml")
+      .Required();
+  bench.AddOption("--ranks", &options->ranks, "Consumer processes")
+      .Type("N")
+      .Required()
+      .InRange(1, kRanksMax);
+  const CommandOption epochs =
       bench
-          ->add_option("--epochs", options->epochs,
-                       "Stop after E epochs (default: the spec's)")
-          ->type_name("E")
-          ->check(InRange(int64_t{1}));
+          .AddOption("--epochs", &options->epochs,
+                     "Stop after E epochs (default: the spec's)")
+          .Type("E")
+          .InRange(int64_t{1});
   bench
-      ->add_option("--steps", options->steps,
-                   "Stop after S steps of each rank, or at the end of the data")
-      ->type_name("S")
-      ->check(InRange(int64_t{1}))
-      ->excludes(epochs);
-  bench->add_flag("--touch,!--no-touch", options->touch,
-                  "Read one byte of every cache line (default: on)");
-  bench->add_flag("--verify", options->verify,
-                  "Verify that every sample comes as often as the spec has it "
-                  "(once, unless it repeats some), in its place, with the "
-                  "right bytes; takes 40 bytes of memory per sample");
-  bench->add_flag("--order-digest", options->order_digest,
-                  "Print a hash of the order of the samples, one per epoch");
-  bench->add_flag("--json", options->json, "Print one JSON object");
-  bench
-      ->add_option("--socket", options->socket,
-                   "Use the broker that listens there instead of a private one")
-      ->type_name("PATH");
+      .AddOption("--steps", &options->steps,
+                 "Stop after S steps of each rank, or at the end of the data")
+      .Type("S")
+      .InRange(int64_t{1})
+      .Excludes(epochs);
+  bench.AddFlag("--touch,!--no-touch", &options->touch,
+                "Read one byte of every cache line (default: on)");
+  bench.AddFlag("--verify", &options->verify,
+                "Verify that every sample comes as often as the spec has it "
+                "(once, unless it repeats some), in its place, with the "
+                "right bytes; takes 40 bytes of memory per sample");
+  bench.AddFlag("--order-digest", &options->order_digest,
+                "Print a hash of the order of the samples, one per epoch");
+  bench.AddFlag("--json", &options->json, "Print one JSON object");
+  const CommandOption socket =
+      bench
+          .AddOption(
+              "--socket", &options->socket,
+              "Use the broker that listens there instead of a private one")
+          .Type("PATH");
   options->broker.AddTo(bench);
   for (const char* name : {"--workers", "--memory-limit"}) {
-    bench->get_option(name)->excludes("--socket");
+    bench.option(name).Excludes(socket);
   }
-  bench->footer(
+  bench.SetFooter(
       "Examples:\n"
       "  penstock bench --dataset train.yaml --ranks 4\n"
       "  penstock bench --dataset train.yaml --ranks 4 --epochs 2 --verify "

@@ -5,7 +5,6 @@
 #include <sys/file.h>
 #include <unistd.h>
 
-#include <CLI/CLI.hpp>
 #include <cerrno>
 #include <cstdio>
 #include <filesystem>
@@ -14,6 +13,7 @@
 #include "client/command/interrupt.h"
 #include "client/command/private_broker.h"
 #include "client/command/subcommand.h"
+#include "common/command_line.h"
 #include "common/printable.h"
 
 namespace penstock {
@@ -118,21 +118,21 @@ StatusOr<int> Run(const BrokerOptions& options) {
 
 }  // namespace
 
-Subcommand AddBroker(CLI::App& app) {
-  CLI::App* const broker = app.add_subcommand(
+Subcommand AddBroker(Command parent) {
+  Command broker = parent.AddCommand(
       "broker", "Start a private broker and print where it listens");
   const auto options = std::make_shared<BrokerOptions>();
-  broker->add_flag("--until-eof", options->until_eof,
-                   "End when standard input ends, and ignore Ctrl-C: for a "
-                   "program that starts this one and holds a pipe to it");
+  broker.AddFlag("--until-eof", &options->until_eof,
+                 "End when standard input ends, and ignore Ctrl-C: for a "
+                 "program that starts this one and holds a pipe to it");
   broker
-      ->add_option("--place", options->place,
-                   "The file by which ranks of one launch find this broker; "
-                   "it is removed with it")
-      ->type_name("FILE")
-      ->group("");  // only for the client library
+      .AddOption("--place", &options->place,
+                 "The file by which ranks of one launch find this broker; "
+                 "it is removed with it")
+      .Type("FILE")
+      .Hide();  // only for the client library
   options->broker.AddTo(broker);
-  broker->footer(
+  broker.SetFooter(
       "The broker needs no configuration and no root. It is restarted when it\n"
       "dies, and ends with this command. `penstock run` does the same for one\n"
       "command.\n"

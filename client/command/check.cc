@@ -1,16 +1,15 @@
 // penstock check and penstock index: the broker's view of specs, the memory
 // their jobs will need, one row of each, and warnings.
-#include <CLI/CLI.hpp>
 
 #include "client/command/first_batch.h"
 #include "client/command/interrupt.h"
 #include "client/command/json_field.h"
-#include "client/command/number_range.h"
 #include "client/command/private_broker.h"
 #include "client/command/spec_file.h"
 #include "client/command/subcommand.h"
 #include "client/command/table.h"
 #include "common/class_names.h"
+#include "common/command_line.h"
 #include "common/quantity.h"
 #include "common/text_file.h"
 
@@ -262,7 +261,7 @@ std::vector<std::string> WarningsOf(const std::vector<DatasetIndex>& indexes,
         TextField(indexes[i].SourceOf("image_folder"), "path");
     const std::string list =
         TextField(indexes[i].SourceOf("image_list"), "file");
-    // Of a source made of parts, the dataset's name.
+    // A source made of parts goes by the dataset's name.
     return ClassNames{!folder.empty() ? folder
                       : !list.empty() ? list
                                       : indexes[i].dataset,
@@ -338,32 +337,35 @@ StatusOr<int> Check(const CheckOptions& options) {
   return 0;
 }
 
-std::shared_ptr<CheckOptions> AddCheckOptions(CLI::App* app) {
+std::shared_ptr<CheckOptions> AddCheckOptions(Command command) {
   const auto options = std::make_shared<CheckOptions>();
-  app->add_option("SPEC.yaml", options->specs,
-                  "Spec of the dataset; several: of those used together")
-      ->required();
-  app->add_option("--ranks,--world-size", options->world_size,
-                  "Ranks the job would have: sets batch and memory")
-      ->type_name("N")
-      ->capture_default_str()
-      ->check(InRange(1, kRanksMax));
-  app->add_flag("--json", options->json, "Print one JSON object for each spec");
-  options->broker.AddTo(app);
+  command
+      .AddOption("SPEC.yaml", &options->specs,
+                 "Spec of the dataset; several: of those used together")
+      .Required();
+  command
+      .AddOption("--ranks,--world-size", &options->world_size,
+                 "Ranks the job would have: sets batch and memory")
+      .Type("N")
+      .ShowDefault()
+      .InRange(1, kRanksMax);
+  command.AddFlag("--json", &options->json,
+                  "Print one JSON object for each spec");
+  options->broker.AddTo(command);
   return options;
 }
 
 }  // namespace
 
-Subcommand AddCheck(CLI::App& app) {
-  CLI::App* const check =
-      app.add_subcommand("check", "Validate a spec and show what it describes");
+Subcommand AddCheck(Command parent) {
+  Command check =
+      parent.AddCommand("check", "Validate a spec and show what it describes");
   const std::shared_ptr<CheckOptions> options = AddCheckOptions(check);
-  check->add_flag("--syntax", options->syntax,
-                  "Only parse the spec; open no data");
-  check->add_flag("!--no-row", options->row,
-                  "Do not try the first row of each dataset");
-  check->footer(
+  check.AddFlag("--syntax", &options->syntax,
+                "Only parse the spec; open no data");
+  check.AddFlag("!--no-row", &options->row,
+                "Do not try the first row of each dataset");
+  check.SetFooter(
       "It reads and maps the first row, with map_by_part one of each part, "
       "and\n"
       "fails with that row's error.\n"
@@ -381,12 +383,12 @@ Subcommand AddCheck(CLI::App& app) {
   return {check, [options] { return Check(*options); }};
 }
 
-Subcommand AddIndex(CLI::App& app) {
-  CLI::App* const index = app.add_subcommand(
+Subcommand AddIndex(Command parent) {
+  Command index = parent.AddCommand(
       "index", "Find all records of a dataset, with a progress bar");
   const std::shared_ptr<CheckOptions> options = AddCheckOptions(index);
   options->row = false;
-  index->footer("Example:\n  penstock index train.yaml");
+  index.SetFooter("Example:\n  penstock index train.yaml");
   return {index, [options] { return Check(*options); }};
 }
 

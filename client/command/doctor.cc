@@ -25,10 +25,10 @@ using enum Severity;
 constexpr uint64_t kOpenFiles = 65536;
 constexpr uint64_t kOpenFilesLeast = 4096;
 constexpr uint64_t kLockedBytes = uint64_t{64} << 20;
-// Of its CPU quota's periods, in which a control group was stopped.
+// The part of its CPU quota's periods in which a control group was stopped.
 constexpr double kThrottled = 0.05;
 constexpr double kNearlyAll = 0.9;  // of a memory limit that is promised
-// Of the last minute, in which some task waited for memory.
+// The part of the last minute in which some task waited for memory.
 constexpr double kPressure = 0.1;
 constexpr uint64_t kFreeBytesLeast = uint64_t{1} << 30;
 
@@ -296,7 +296,7 @@ class Examination {
     }
   }
 
-  // Of the broker, or of this process.
+  // Judges the control groups of the broker, or of this process.
   void ControlGroups() {
     const std::optional<uint64_t> pid = BrokerPid();
     const std::optional<std::string> text =

@@ -5,7 +5,6 @@
 #include <sys/utsname.h>
 #include <unistd.h>
 
-#include <CLI/CLI.hpp>
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
@@ -20,6 +19,7 @@
 #include "client/command/json_field.h"
 #include "client/command/subcommand.h"
 #include "client/penstock.h"
+#include "common/command_line.h"
 #include "common/message.h"
 #include "common/printable.h"
 #include "common/quantity.h"
@@ -127,16 +127,16 @@ Machine ThisMachine(const std::string& socket,
   return machine;
 }
 
-Subcommand AddDoctor(CLI::App& app) {
-  CLI::App* const doctor = app.add_subcommand(
+Subcommand AddDoctor(Command parent) {
+  Command doctor = parent.AddCommand(
       "doctor", "Look at this machine, and say what to change for what gain");
   const auto options = std::make_shared<DoctorOptions>();
-  doctor->add_option("DATA", options->paths,
-                     "Files or folders of data, whose file systems are looked "
-                     "at");
+  doctor.AddOption("DATA", &options->paths,
+                   "Files or folders of data, whose file systems are looked "
+                   "at");
   AddSocketOption(doctor, &options->socket);
-  doctor->add_flag("--json", options->json, "Print one JSON object");
-  doctor->footer(
+  doctor.AddFlag("--json", &options->json, "Print one JSON object");
+  doctor.SetFooter(
       "Changes nothing. The exit status is 1 if there is a problem: something\n"
       "does not work, or will not; advice alone is 0.\n"
       "\n"

@@ -12,7 +12,7 @@
 namespace penstock {
 namespace {
 
-using Json = nlohmann::ordered_json;
+using OrderedJson = nlohmann::ordered_json;
 
 // Parts that take less of a worker's time are added up.
 constexpr double kShown = 0.01;
@@ -203,7 +203,7 @@ std::string Padded(const std::string& text, size_t width, bool right) {
   return right ? space + text : text + space;
 }
 
-Json ToJson(const std::optional<ReadRate>& rate) {
+OrderedJson ToJson(const std::optional<ReadRate>& rate) {
   if (!rate) return nullptr;
   return {{"samples_per_s", rate->per_s},
           {"bytes_per_sample", rate->sample_bytes},
@@ -400,8 +400,8 @@ std::string ExplainTable(const Measurements& measured, int columns) {
   return text;
 }
 
-Json ExplainJson(const Measurements& measured) {
-  Json json;
+OrderedJson ExplainJson(const Measurements& measured) {
+  OrderedJson json;
   json["cold"] = ToJson(measured.cold);
   if (!measured.cold_why.empty()) json["cold_why"] = measured.cold_why;
   json["cached"] = ToJson(measured.cached);
@@ -412,9 +412,9 @@ Json ExplainJson(const Measurements& measured) {
   json["take_s"] = measured.take_s;
   json["ranks_samples_per_s"] = measured.ranks_per_s;
   const double sum = SumOf(measured.parts);
-  json["parts"] = Json::array();
+  json["parts"] = OrderedJson::array();
   for (const PartTime& each : measured.parts) {
-    Json part = {{"part", each.part}};
+    OrderedJson part = {{"part", each.part}};
     if (each.step) {
       part["step"] = *each.step;
       part["name"] = each.name;
@@ -423,7 +423,7 @@ Json ExplainJson(const Measurements& measured) {
     part["share"] = sum > 0 ? each.sample_s / sum : 0;
     json["parts"].push_back(std::move(part));
   }
-  json["stages"] = Json::array();
+  json["stages"] = OrderedJson::array();
   const std::vector<Stage> stages = StagesOf(measured);
   const size_t narrowest = stages.empty() ? 0 : NarrowestOf(stages);
   for (size_t i = 0; i < stages.size(); ++i) {

@@ -24,7 +24,7 @@ struct ReadRate {
 
 // What a worker does for a sample.
 struct PartTime {
-  // Of an answer to `measure`: "read", "unpack", ..., "step".
+  // As an answer to `measure` names it: "read", "unpack", ..., "step".
   std::string part;
   std::optional<uint64_t> step;  // its number in `map`
   std::string name;              // of the step
@@ -67,8 +67,8 @@ std::vector<Stage> StagesOf(const Measurements& measured);
 // Index of the stage that limits; stages is not empty.
 size_t NarrowestOf(const std::vector<Stage>& stages);
 
-// Of `all` samples/s of this stage, if it gives so many times more: up to the
-// next stage, and which that is (nullptr: none limits).
+// How many times more samples/s all stages give if one gives so many times
+// more: up to the next stage, and which that is (nullptr: none limits).
 struct Gain {
   double times = 1;
   const Stage* limit = nullptr;
@@ -89,7 +89,7 @@ nlohmann::ordered_json ExplainJson(const Measurements& measured);
 
 // ---- reading answers -------------------------------------------------------
 
-// Of two answers to `measure`, what was between them.
+// What passed between two answers to `measure`.
 struct PartTimes {
   std::vector<PartTime> parts;
   uint64_t rows = 0;

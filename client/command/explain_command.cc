@@ -10,7 +10,6 @@
 #include <sys/ioctl.h>
 #include <unistd.h>
 
-#include <CLI/CLI.hpp>
 #include <algorithm>
 #include <atomic>
 #include <chrono>
@@ -25,7 +24,6 @@
 #include "client/command/interrupt.h"
 #include "client/command/job_options.h"
 #include "client/command/json_field.h"
-#include "client/command/number_range.h"
 #include "client/command/output_file.h"
 #include "client/command/penstockd_output.h"
 #include "client/command/private_broker.h"
@@ -34,6 +32,7 @@
 #include "client/command/subcommand.h"
 #include "client/command/table.h"
 #include "client/penstock.h"
+#include "common/command_line.h"
 #include "common/message.h"
 #include "common/printable.h"
 #include "common/quantity.h"
@@ -41,7 +40,7 @@
 namespace penstock {
 namespace {
 
-using Json = nlohmann::ordered_json;
+using OrderedJson = nlohmann::ordered_json;
 using Clock = std::chrono::steady_clock;
 
 constexpr double kSecondsMin = 2;
@@ -50,7 +49,7 @@ constexpr double kSecondsMax = 600;
 constexpr double kReadsShare = 0.3;
 constexpr double kOneShare = 0.25;
 constexpr double kAllShare = 0.15;  // three times
-// Of a run: until it is measured.
+// The part of a run that passes before it is measured.
 constexpr double kWarmUpShare = 0.25;
 // A broker measures for longer than anybody looks.
 constexpr double kBeyond_s = 2;
@@ -113,7 +112,7 @@ class Run {
       return Status(static_cast<StatusCode>(-code), penstock_error());
     }
     std::thread taker([this] { TakeAll(); });
-    const StatusOr<Json> measured = Watch();
+    const StatusOr<OrderedJson> measured = Watch();
     // Ends its wait for a batch.
     const auto stopped = CallBroker(
         task_.socket, {{"op", "stop"}, {"job", task_.job}, {"now", true}});
@@ -159,7 +158,7 @@ class Run {
     }
   }
 
-  StatusOr<Json> Watch() {
+  StatusOr<OrderedJson> Watch() {
     const auto ask = [this] {
       return CallBroker(task_.socket, {{"op", "measure"},
                                        {"job", task_.job},
@@ -187,7 +186,7 @@ class Run {
               NumberField(first, key).value_or(0)) /
              spent;
     };
-    Json run = {{"per_s", increase("rows")},
+    OrderedJson run = {{"per_s", increase("rows")},
                 {"reading", increase("read_wait_s")}};
     if (task_.parts) {
       PENSTOCK_ASSIGN_OR_RETURN(run["before"], ask());
@@ -237,7 +236,7 @@ struct RunResult {
 // Runs of a spec, one after the other.
 class SpecRuns {
  public:
-  SpecRuns(PrivateBroker* broker, Json spec)
+  SpecRuns(PrivateBroker* broker, OrderedJson spec)
       : broker_(broker), spec_(std::move(spec)) {
     spec_["epochs"] = "forever";
     spec_.erase("steps_per_epoch");
@@ -246,13 +245,13 @@ class SpecRuns {
     spec_.erase("snapshot");
   }
 
-  const Json& spec() const { return spec_; }
+  const OrderedJson& spec() const { return spec_; }
 
   Status SetWorkers(uint64_t workers) {
     return broker_->Call({{"op", "workers"}, {"workers", workers}}).status();
   }
 
-  StatusOr<RunResult> Take(const Json& spec, const std::string& label,
+  StatusOr<RunResult> Take(const OrderedJson& spec, const std::string& label,
                            double seconds, bool parts = false) {
     RunTask task;
     task.socket = broker_->socket();
@@ -274,9 +273,9 @@ class SpecRuns {
   }
 
   // The records of the first batch again and again.
-  Json Repeated(uint64_t batch) const {
-    Json spec = spec_;
-    const Json by_part = spec["batch"].value("by_part", Json::array());
+  OrderedJson Repeated(uint64_t batch) const {
+    OrderedJson spec = spec_;
+    const OrderedJson by_part = spec["batch"].value("by_part", OrderedJson::array());
     if (!by_part.empty()) {
       // A selection of all parts together would cut batches.
       spec["steps_per_epoch"] = std::max<uint64_t>(
@@ -284,7 +283,7 @@ class SpecRuns {
       if (spec["shuffle"].is_object()) spec["shuffle"]["each_epoch"] = false;
       return spec;
     }
-    if (!spec["select"].is_array()) spec["select"] = Json::array();
+    if (!spec["select"].is_array()) spec["select"] = OrderedJson::array();
     spec["select"].push_back(
         {{"take", {{"records", std::max(batch, kRepeatedMin)}}}});
     return spec;
@@ -292,15 +291,15 @@ class SpecRuns {
 
  private:
   PrivateBroker* const broker_;
-  Json spec_;
+  OrderedJson spec_;
 };
 
 // The same with pictures of half the size, if a step has one that can be.
-std::optional<Json> WithSmaller(Json spec, uint64_t step, std::string* size) {
+std::optional<OrderedJson> WithSmaller(OrderedJson spec, uint64_t step, std::string* size) {
   if (!spec["map"].is_array() || step >= spec["map"].size()) return {};
-  Json& op = spec["map"][step].begin().value();
+  OrderedJson& op = spec["map"][step].begin().value();
   if (!op.is_object() || !op.contains("size")) return {};
-  Json& of = op["size"];
+  OrderedJson& of = op["size"];
   if (!of.is_array() || of.size() != 2 || !of[0].is_number_unsigned() ||
       !of[1].is_number_unsigned()) {
     return {};
@@ -315,7 +314,7 @@ std::optional<Json> WithSmaller(Json spec, uint64_t step, std::string* size) {
 
 // Errors of one step's record are those of `penstock check`, not of this.
 Status MeasureStorage(PrivateBroker& broker, const ExplainOptions& options,
-                      const Json& spec, Measurements* measured) {
+                      const OrderedJson& spec, Measurements* measured) {
   const std::string path = broker.folder() + "/explain.yaml";
   PENSTOCK_RETURN_IF_ERROR(WriteWhole(path, JsonLine(spec)));
   const double seconds = kReadsShare * options.seconds;
@@ -343,14 +342,14 @@ Status MeasureStorage(PrivateBroker& broker, const ExplainOptions& options,
   return OkStatus();
 }
 
-bool HasProcesses(const Json& spec) {
+bool HasProcesses(const OrderedJson& spec) {
   if (spec.contains("source") && spec["source"].contains("python")) return true;
-  const auto has = [](const Json& steps) {
+  const auto has = [](const OrderedJson& steps) {
     return std::any_of(steps.begin(), steps.end(),
-                       [](const Json& op) { return op.contains("python"); });
+                       [](const OrderedJson& op) { return op.contains("python"); });
   };
-  const Json by_part = spec.value("map_by_part", Json::array());
-  return has(spec.value("map", Json::array())) ||
+  const OrderedJson by_part = spec.value("map_by_part", OrderedJson::array());
+  return has(spec.value("map", OrderedJson::array())) ||
          std::any_of(by_part.begin(), by_part.end(), has);
 }
 
@@ -370,7 +369,7 @@ StatusOr<int> ExplainSpec(const ExplainOptions& options) {
   PENSTOCK_ASSIGN_OR_RETURN(const DatasetIndex index,
                             IndexDataset(broker->AsCall(), file, 1));
   PENSTOCK_RETURN_IF_ERROR(index.CheckHasRows(file));
-  const Json spec = Json::parse(index.text, nullptr, /*exceptions=*/false);
+  const OrderedJson spec = OrderedJson::parse(index.text, nullptr, /*exceptions=*/false);
   if (!spec.is_object()) {
     return InternalError("the broker's answer to 'index' has no 'spec'");
   }
@@ -406,7 +405,7 @@ StatusOr<int> ExplainSpec(const ExplainOptions& options) {
   PENSTOCK_ASSIGN_OR_RETURN(const RunResult whole,
                             runs.Take(runs.spec(), "all workers", seconds));
   measured.whole_per_s = whole.per_s;
-  const Json repeated = runs.Repeated(index.global_batch);
+  const OrderedJson repeated = runs.Repeated(index.global_batch);
   PENSTOCK_ASSIGN_OR_RETURN(const RunResult ideal,
                             runs.Take(repeated, "repeat_first", seconds));
   // One record may cost more than another; none costs less without storage.
@@ -438,7 +437,7 @@ StatusOr<int> ExplainSpec(const ExplainOptions& options) {
     }
   }
   if (options.json) {
-    Json json = ExplainJson(measured);
+    OrderedJson json = ExplainJson(measured);
     json["dataset"] = index.dataset;
     json["records"] = index.records;
     Print(stdout, "{}\n", JsonLine(json));
@@ -491,7 +490,8 @@ StatusOr<JobSample> SampleOf(const ExplainOptions& options) {
   return sample;
 }
 
-// Of the rank that waits least: it is what the others wait for.
+// The part of the time in which the rank that waits least waits: the others
+// wait for that rank.
 double LeastWaiting(const nlohmann::json& before, const nlohmann::json& after,
                     double seconds) {
   std::optional<double> least;
@@ -563,7 +563,7 @@ StatusOr<int> ExplainJob(const ExplainOptions& options) {
                                    limits.empty() ? "is it waiting?" : limits);
   }
   if (options.json) {
-    Json json = ExplainJson(measured);
+    OrderedJson json = ExplainJson(measured);
     json["job"] = options.job.job;
     json["dataset"] = TextField(after.job, "dataset");
     json["bottleneck"] = limits;
@@ -586,23 +586,23 @@ bool IsFile(const std::string& name) {
 
 }  // namespace
 
-Subcommand AddExplain(CLI::App& app) {
-  CLI::App* const explain = app.add_subcommand(
+Subcommand AddExplain(Command parent) {
+  Command explain = parent.AddCommand(
       "explain", "Measure each stage of a dataset, and find what limits");
   const auto options = std::make_shared<ExplainOptions>();
   explain
-      ->add_option("SPEC.yaml|JOB", options->job.job,
-                   "Spec of a dataset, or name of a running job")
-      ->required();
+      .AddOption("SPEC.yaml|JOB", &options->job.job,
+                 "Spec of a dataset, or name of a running job")
+      .Required();
   explain
-      ->add_option("--seconds", options->seconds,
-                   "For how long it measures (default: 15)")
-      ->type_name("N")
-      ->check(InRange(kSecondsMin, kSecondsMax));
-  explain->add_flag("--json", options->json, "Print one JSON object");
+      .AddOption("--seconds", &options->seconds,
+                 "For how long it measures (default: 15)")
+      .Type("N")
+      .InRange(kSecondsMin, kSecondsMax);
+  explain.AddFlag("--json", &options->json, "Print one JSON object");
   options->job.AddTo(explain);
   options->broker.AddTo(explain);
-  explain->footer(
+  explain.SetFooter(
       "Of a spec, a private broker and one process that only reads its "
       "batches\n"
       "show what this machine can do: reads of storage and of the page cache, "

@@ -1,6 +1,5 @@
 // penstock filter: asks a Python function of each record whether it is kept,
 // and writes the answers for `select: [filter: {records: FILE}]`.
-#include <CLI/CLI.hpp>
 #include <algorithm>
 #include <array>
 #include <cstdlib>
@@ -17,6 +16,7 @@
 #include "client/command/spec_file.h"
 #include "client/command/subcommand.h"
 #include "client/command/table.h"
+#include "common/command_line.h"
 #include "common/kept_records.h"
 #include "common/printable.h"
 #include "common/quantity.h"
@@ -26,7 +26,7 @@ namespace penstock {
 namespace {
 
 namespace fs = std::filesystem;
-using Json = nlohmann::ordered_json;
+using OrderedJson = nlohmann::ordered_json;
 
 struct FilterOptions {
   std::string spec;
@@ -40,7 +40,7 @@ struct FilterOptions {
 
 // Steps of `map` that make the same of a record in each epoch. Of others, and
 // of those that are not known here, the function would judge one of many rows.
-bool IsAlwaysTheSame(const std::string& name, const Json& op) {
+bool IsAlwaysTheSame(const std::string& name, const OrderedJson& op) {
   static constexpr std::array<std::string_view, 19> kNames = {
       "resize",  "pad",    "normalize",   "cast",
       "rescale", "clip",   "bucketize",   "one_hot",
@@ -48,7 +48,7 @@ bool IsAlwaysTheSame(const std::string& name, const Json& op) {
       "reshape", "select", "concatenate", "pad_sequence",
       "drop",    "rename", "plugin"};
   if (name == "decode_image" || name == "crop") {
-    const Json& crop = name == "crop" ? op : op.value("crop", Json::object());
+    const OrderedJson& crop = name == "crop" ? op : op.value("crop", OrderedJson::object());
     return !crop.contains("random_resized") && !crop.contains("random_pixels");
   }
   return name == "python" ||
@@ -57,13 +57,13 @@ bool IsAlwaysTheSame(const std::string& name, const Json& op) {
 
 // The spec whose rows are the function's answers. Its selection ends before
 // the filter that reads the file to be written.
-StatusOr<Json> SpecToFilter(const Json& spec, const FilterOptions& options,
+StatusOr<OrderedJson> SpecToFilter(const OrderedJson& spec, const FilterOptions& options,
                             uint64_t batch_rows) {
   if (spec.at("source").contains("stream")) {
     return FailedPreconditionError(
         "it is a stream, which has no rows but those that producers put");
   }
-  const Json& steps = spec.at("map");
+  const OrderedJson& steps = spec.at("map");
   if (options.steps > steps.size()) {
     return InvalidArgumentError("--steps {}: its `map` has {}", options.steps,
                                 Counted(steps.size(), "step", "steps"));
@@ -73,7 +73,7 @@ StatusOr<Json> SpecToFilter(const Json& spec, const FilterOptions& options,
         "its parts have steps or batches of their own: filter each part by a "
         "spec of its own, and put `filter` into the part's `select`");
   }
-  Json map = Json::array();
+  OrderedJson map = OrderedJson::array();
   for (uint64_t i = 0; i < options.steps; ++i) {
     const std::string& name = steps[i].begin().key();
     if (!IsAlwaysTheSame(name, steps[i].begin().value())) {
@@ -89,12 +89,12 @@ StatusOr<Json> SpecToFilter(const Json& spec, const FilterOptions& options,
       {{"python",
         {{"function", options.function},
          {"features",
-          {{"keep", {{"dtype", "bool"}, {"shape", Json::array()}}}}}}}});
-  Json made = spec;
+          {{"keep", {{"dtype", "bool"}, {"shape", OrderedJson::array()}}}}}}}});
+  OrderedJson made = spec;
   made["map"] = std::move(map);
-  Json select = Json::array();
+  OrderedJson select = OrderedJson::array();
   const std::string out = fs::absolute(options.out).lexically_normal();
-  for (const Json& step : spec.value("select", Json::array())) {
+  for (const OrderedJson& step : spec.value("select", OrderedJson::array())) {
     const auto filter = step.find("filter");
     if (filter != step.end() && filter->value("records", "") == out) break;
     select.push_back(step);
@@ -154,7 +154,7 @@ StatusOr<std::string> JudgeAll(const AllRecords& all, uint64_t records) {
   std::string bits(records / 8 + (records % 8 != 0), '\0');
   uint64_t rows = 0;
   PENSTOCK_ASSIGN_OR_RETURN(
-      const Json broken,
+      const OrderedJson broken,
       TakeAllRecords(
           all, [](const ElementSpec&) {},
           [&](const penstock_batch* batch) {
@@ -172,19 +172,19 @@ StatusOr<std::string> JudgeAll(const AllRecords& all, uint64_t records) {
             }
             rows += count;
           }));
-  const Json head = {{"rows", rows}, {"broken", broken}};
-  return head.dump(-1, ' ', false, Json::error_handler_t::replace) + "\n" +
+  const OrderedJson head = {{"rows", rows}, {"broken", broken}};
+  return head.dump(-1, ' ', false, OrderedJson::error_handler_t::replace) + "\n" +
          bits;
 }
 
-void PrintJson(const Json& json) {
+void PrintJson(const OrderedJson& json) {
   Print(stdout, "{}\n",
-        json.dump(-1, ' ', false, Json::error_handler_t::replace));
+        json.dump(-1, ' ', false, OrderedJson::error_handler_t::replace));
 }
 
 // broken: null if the file was there already.
 void Tell(const FilterOptions& options, const KeptRecordsHeader& header,
-          uint64_t judged, const Json& broken) {
+          uint64_t judged, const OrderedJson& broken) {
   if (options.json) {
     PrintJson({{"file", options.out},
                {"records", header.records},
@@ -242,8 +242,8 @@ StatusOr<int> Filter(const FilterOptions& options) {
   PENSTOCK_ASSIGN_OR_RETURN(
       const std::unique_ptr<PrivateBroker> broker,
       PrivateBroker::Start(options.broker.Without(kReported)));
-  PENSTOCK_ASSIGN_OR_RETURN(const Json spec, ParsedSpec(broker.get(), file));
-  PENSTOCK_ASSIGN_OR_RETURN(const Json of_one, SpecToFilter(spec, options, 1));
+  PENSTOCK_ASSIGN_OR_RETURN(const OrderedJson spec, ParsedSpec(broker.get(), file));
+  PENSTOCK_ASSIGN_OR_RETURN(const OrderedJson of_one, SpecToFilter(spec, options, 1));
   SpecFile adapted = file;
   adapted.name = "";
   adapted.text = of_one.dump();
@@ -266,7 +266,7 @@ StatusOr<int> Filter(const FilterOptions& options) {
     Tell(options, there, 0, nullptr);
     return 0;
   }
-  PENSTOCK_ASSIGN_OR_RETURN(const Json to_read,
+  PENSTOCK_ASSIGN_OR_RETURN(const OrderedJson to_read,
                             SpecToFilter(spec, options, RowsAtOnce(index)));
   const AllRecords all = {broker->socket(), to_read.dump(),
                           UniqueJobName("filter"), index.records, "judging"};
@@ -277,10 +277,10 @@ StatusOr<int> Filter(const FilterOptions& options) {
                   OfRecord(result.status().message(), options));
   }
   const size_t line = result->find('\n');
-  Json head = Json::parse(result->substr(0, line), nullptr, false);
-  Json& broken = head["broken"];
+  OrderedJson head = OrderedJson::parse(result->substr(0, line), nullptr, false);
+  OrderedJson& broken = head["broken"];
   if (broken.contains("first")) {
-    for (Json& each : broken["first"]) {
+    for (OrderedJson& each : broken["first"]) {
       each = OfRecord(each.get<std::string>(), options);
     }
   }
@@ -315,19 +315,19 @@ StatusOr<int> FilterAndTell(const FilterOptions& options) {
 
 }  // namespace
 
-Subcommand AddFilter(CLI::App& app) {
-  CLI::App* const filter = app.add_subcommand(
+Subcommand AddFilter(Command parent) {
+  Command filter = parent.AddCommand(
       "filter", "Choose a dataset's records by a Python function");
   const auto options = std::make_shared<FilterOptions>();
-  filter->add_option("SPEC.yaml", options->spec, "Spec of the dataset")
-      ->required();
+  filter.AddOption("SPEC.yaml", &options->spec, "Spec of the dataset")
+      .Required();
   filter
-      ->add_option("FUNCTION", options->function,
-                   "It gets a row as a dict of arrays, and returns True to "
-                   "keep the record or False")
-      ->type_name("MODULE:FUNCTION")
-      ->required()
-      ->check([](const std::string& function) {
+      .AddOption("FUNCTION", &options->function,
+                 "It gets a row as a dict of arrays, and returns True to "
+                 "keep the record or False")
+      .Type("MODULE:FUNCTION")
+      .Required()
+      .Check([](const std::string& function) {
         const size_t colon = function.find(':');
         const bool is_name =
             colon != function.npos && colon > 0 && colon + 1 < function.size();
@@ -337,22 +337,22 @@ Subcommand AddFilter(CLI::App& app) {
                              "quality:is_clean",
                              Printable(function));
       });
-  filter->add_option("--out", options->out, "The file to write")
-      ->type_name("FILE")
-      ->capture_default_str();
+  filter.AddOption("--out", &options->out, "The file to write")
+      .Type("FILE")
+      .ShowDefault();
   filter
-      ->add_option("--steps", options->steps,
-                   "The row is made by the first N steps of `map`, which must "
-                   "not be random; 0: as the source has it, a picture as the "
-                   "bytes of its file")
-      ->type_name("N")
-      ->capture_default_str();
-  filter->add_flag("--force", options->force,
-                   "Judge all records even if the file is up to date");
-  filter->add_flag("--json", options->json,
-                   "Print the result, or the error, as JSON");
+      .AddOption("--steps", &options->steps,
+                 "The row is made by the first N steps of `map`, which must "
+                 "not be random; 0: as the source has it, a picture as the "
+                 "bytes of its file")
+      .Type("N")
+      .ShowDefault();
+  filter.AddFlag("--force", &options->force,
+                 "Judge all records even if the file is up to date");
+  filter.AddFlag("--json", &options->json,
+                 "Print the result, or the error, as JSON");
   options->broker.AddTo(filter);
-  filter->footer(
+  filter.SetFooter(
       "The module is found in the folders of PENSTOCK_PYTHON_PATH. Each "
       "record\n"
       "that the spec's `select` leaves is judged once, in parallel; specs use "

@@ -24,8 +24,8 @@ struct FirstBatchJob {
   std::string state;  // "": from the beginning
 };
 
-// Of a row of the batch, as the library describes it; batch: nullptr: of all,
-// with kAnySize where they differ.
+// The features of the batch's rows, as the library describes them; nullptr:
+// of all batches' rows, with kAnySize where they differ.
 ElementSpec FeaturesOf(const penstock_reader* reader,
                        const penstock_batch* batch);
 

@@ -2,7 +2,6 @@
 // hold and what it says itself; its program prints it.
 #include <unistd.h>
 
-#include <CLI/CLI.hpp>
 #include <cerrno>
 #include <memory>
 #include <string>
@@ -10,6 +9,7 @@
 
 #include "client/command/private_broker.h"
 #include "client/command/subcommand.h"
+#include "common/command_line.h"
 
 namespace penstock {
 namespace {
@@ -20,16 +20,13 @@ struct HelpOptions {
   bool json = false;
 };
 
-StatusOr<int> Help(const CLI::App& app, const HelpOptions& options) {
+StatusOr<int> Help(const Command& command, const HelpOptions& options) {
   if (options.topic.empty()) {
     if (options.json) {
       PrintError("`penstock help` has no JSON; `penstock help spec` has");
       return kExitUsage;
     }
-    // Of the command: app.help() is that of the subcommand that was chosen.
-    Print(stdout, "{}",
-          app.get_formatter()->make_help(&app, app.get_name(),
-                                         CLI::AppFormatMode::Normal));
+    Print(stdout, "{}", command.Help());
     return 0;
   }
   PENSTOCK_ASSIGN_OR_RETURN(const std::string program, FindPenstockd());
@@ -54,26 +51,26 @@ StatusOr<int> Help(const CLI::App& app, const HelpOptions& options) {
 
 }  // namespace
 
-Subcommand AddHelp(CLI::App& app) {
-  CLI::App* const help = app.add_subcommand(
+Subcommand AddHelp(Command parent) {
+  Command help = parent.AddCommand(
       "help",
       "Explain the keys of a spec, its sources and operations, those of "
       "penstockd's configuration, or the messages of its log");
   const auto options = std::make_shared<HelpOptions>();
-  help->add_option("TOPIC", options->topic,
-                   "spec, config or messages; none: the list of commands")
-      ->check(CLI::IsMember({"spec", "config", "messages"}));
-  help->add_option("NAME", options->name,
-                   "Of spec: a source, an operation, shuffle, batch or a crop");
-  help->add_flag("--json", options->json,
-                 "Of spec: all declarations, for programs");
-  help->footer(
+  help.AddOption("TOPIC", &options->topic,
+                 "spec, config or messages; none: the list of commands")
+      .OneOf({"spec", "config", "messages"});
+  help.AddOption("NAME", &options->name,
+                 "Of spec: a source, an operation, shuffle, batch or a crop");
+  help.AddFlag("--json", &options->json,
+               "Of spec: all declarations, for programs");
+  help.SetFooter(
       "Examples:\n"
       "  penstock help spec\n"
       "  penstock help spec image_folder\n"
       "  penstock help config\n"
       "  penstock help messages");
-  return {help, [&app, options] { return Help(app, *options); }};
+  return {help, [parent, options] { return Help(parent, *options); }};
 }
 
 }  // namespace penstock

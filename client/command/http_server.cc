@@ -37,7 +37,7 @@ using ErrorCode = boost::system::error_code;
 constexpr auto kIdle = std::chrono::minutes(2);
 constexpr uint32_t kPortMax = 65535;
 // After an accept that failed, for want of descriptors.
-constexpr auto kPause = std::chrono::milliseconds(200);
+constexpr auto kAcceptPause = std::chrono::milliseconds(200);
 
 class Connection : public std::enable_shared_from_this<Connection> {
  public:
@@ -125,7 +125,7 @@ struct HttpServer::Inside {
   void Accept() {
     acceptor.async_accept([this](ErrorCode error, Tcp::socket socket) {
       if (error) {
-        pause.expires_after(kPause);
+        pause.expires_after(kAcceptPause);
         pause.async_wait([this](ErrorCode) { Accept(); });
         return;
       }

@@ -31,8 +31,8 @@ struct Rows {
   uint64_t first = 0;
   uint64_t count = 0;
 
-  // Of an epoch that has just begun, and with batches of parts, those that come
-  // next.
+  // The batch before a state. Where an epoch has just begun, and with batches
+  // of parts: the rows that come next.
   static StatusOr<Rows> Before(const Json& state, const Json& spec,
                                uint64_t world_size) {
     const auto epoch = CountField(state, "epoch");

@@ -1,5 +1,4 @@
 // penstock state, evict, stop and job: commands on a job of a running broker.
-#include <CLI/CLI.hpp>
 #include <cstdio>
 #include <optional>
 #include <vector>
@@ -7,10 +6,10 @@
 #include "client/command/control_call.h"
 #include "client/command/job_options.h"
 #include "client/command/json_field.h"
-#include "client/command/number_range.h"
 #include "client/command/output_file.h"
 #include "client/command/subcommand.h"
 #include "client/command/table.h"
+#include "common/command_line.h"
 #include "common/message.h"
 
 namespace penstock {
@@ -28,11 +27,11 @@ struct ControlOptions : JobOptions {
   bool json = false;
 };
 
-std::shared_ptr<ControlOptions> AddControlOptions(CLI::App* app) {
+std::shared_ptr<ControlOptions> AddControlOptions(Command command) {
   const auto options = std::make_shared<ControlOptions>();
-  app->add_option("JOB", options->job, "Name of the job (`penstock jobs`)")
-      ->required();
-  options->AddTo(app);
+  command.AddOption("JOB", &options->job, "Name of the job (`penstock jobs`)")
+      .Required();
+  options->AddTo(command);
   return options;
 }
 
@@ -113,25 +112,24 @@ StatusOr<int> Weights(const ControlOptions& options) {
 
 }  // namespace
 
-Subcommand AddJob(CLI::App& app) {
-  CLI::App* const job = app.add_subcommand("job", "Change a job while it runs");
+Subcommand AddJob(Command parent) {
+  Command job = parent.AddCommand("job", "Change a job while it runs");
   const std::shared_ptr<ControlOptions> options = AddControlOptions(job);
-  job->require_subcommand(1);
-  CLI::App* const weights = job->add_subcommand(
+  job.RequireCommand();
+  Command weights = job.AddCommand(
       "weights", "Give its mix other weights, or show how they changed");
-  weights->add_option("WEIGHT", options->weights,
-                      "Of each part, in the order of the spec; none: they are "
-                      "shown");
+  weights.AddOption("WEIGHT", &options->weights,
+                    "Of each part, in the order of the spec; none: they are "
+                    "shown");
   weights
-      ->add_option("--epoch", options->epoch,
-                   "They hold from this epoch on (default: from the first "
-                   "step that nobody has begun to make)")
-      ->type_name("E");
-  weights->add_option("--row", options->row, "and this row of it")
-      ->type_name("R");
-  weights->add_flag("--json", options->json, "Print the answer as JSON");
-  weights->fallthrough();  // to the options of `job`
-  job->footer(
+      .AddOption("--epoch", &options->epoch,
+                 "They hold from this epoch on (default: from the first "
+                 "step that nobody has begun to make)")
+      .Type("E");
+  weights.AddOption("--row", &options->row, "and this row of it").Type("R");
+  weights.AddFlag("--json", &options->json, "Print the answer as JSON");
+  weights.PassOptionsUp();  // to the options of `job`
+  job.SetFooter(
       "The weights of a mix change for all ranks at one row, and stay until\n"
       "they are changed again; the `schedule` of the spec ends there. Epochs\n"
       "keep their number of steps. The change is a part of the job's state\n"
@@ -144,13 +142,13 @@ Subcommand AddJob(CLI::App& app) {
   return {job, [options] { return Weights(*options); }};
 }
 
-Subcommand AddState(CLI::App& app) {
-  CLI::App* const state = app.add_subcommand(
+Subcommand AddState(Command parent) {
+  Command state = parent.AddCommand(
       "state", "Print the state of a job, as JSON to resume from");
   const std::shared_ptr<ControlOptions> options = AddControlOptions(state);
-  state->add_option("--save", options->save, "Write it to this file instead")
-      ->type_name("FILE");
-  state->footer(
+  state.AddOption("--save", &options->save, "Write it to this file instead")
+      .Type("FILE");
+  state.SetFooter(
       "A job that begins at this state gets every batch that some rank had\n"
       "not released yet, and all that follow. A trainer's own checkpoint "
       "keeps\n"
@@ -162,14 +160,14 @@ Subcommand AddState(CLI::App& app) {
   return {state, [options] { return SaveState(*options); }};
 }
 
-Subcommand AddEvict(CLI::App& app) {
-  CLI::App* const evict = app.add_subcommand(
+Subcommand AddEvict(Command parent) {
+  Command evict = parent.AddCommand(
       "evict", "Detach a rank from its job although its process is alive");
   const std::shared_ptr<ControlOptions> options = AddControlOptions(evict);
-  evict->add_option("RANK", options->rank, "Number of the rank")
-      ->required()
-      ->check(InRange(0, kRankMax));
-  evict->footer(
+  evict.AddOption("RANK", &options->rank, "Number of the rank")
+      .Required()
+      .InRange(0, kRankMax);
+  evict.SetFooter(
       "For a rank that hangs. Its next call returns an error. Its batches go "
       "to\n"
       "its replacement (split) or to the other ranks. The memory it may still\n"
@@ -180,14 +178,12 @@ Subcommand AddEvict(CLI::App& app) {
   return {evict, [options] { return Evict(*options); }};
 }
 
-Subcommand AddStop(CLI::App& app) {
-  CLI::App* const stop =
-      app.add_subcommand("stop", "End a job for all of its ranks");
+Subcommand AddStop(Command parent) {
+  Command stop = parent.AddCommand("stop", "End a job for all of its ranks");
   const std::shared_ptr<ControlOptions> options = AddControlOptions(stop);
-  stop->add_flag(
-      "--now", options->now,
-      "End the job at once with an error, not at the end of the step");
-  stop->footer(
+  stop.AddFlag("--now", &options->now,
+               "End the job at once with an error, not at the end of the step");
+  stop.SetFooter(
       "Without --now the ranks take the last step that any of them was given, "
       "and\n"
       "then get the end of the data. A job without an attached rank ends at "

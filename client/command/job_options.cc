@@ -1,26 +1,27 @@
 #include "client/command/job_options.h"
 
-#include <CLI/CLI.hpp>
-
+#include "common/command_line.h"
 #include "common/message.h"
 
 namespace penstock {
 
-void AddSocketOption(CLI::App* app, std::string* socket) {
-  app->add_option("--socket", *socket,
-                  "Where the broker listens (default: PENSTOCK_SOCKET, else " +
-                      std::string(kDefaultSocketPath) + ")")
-      ->type_name("PATH");
+void AddSocketOption(Command command, std::string* socket) {
+  command
+      .AddOption("--socket", socket,
+                 "Where the broker listens (default: PENSTOCK_SOCKET, else " +
+                     std::string(kDefaultSocketPath) + ")")
+      .Type("PATH");
 }
 
-void JobOptions::AddTo(CLI::App* app) {
-  app->add_option("--dataset", dataset,
-                  "Dataset of the job, where jobs of several have this name");
-  app->add_option("--uid", uid,
-                  "User of the job, where jobs of several have this name (for "
-                  "root)")
-      ->type_name("UID");
-  AddSocketOption(app, &socket);
+void JobOptions::AddTo(Command command) {
+  command.AddOption("--dataset", &dataset,
+                    "Dataset of the job, where jobs of several have this name");
+  command
+      .AddOption("--uid", &uid,
+                 "User of the job, where jobs of several have this name (for "
+                 "root)")
+      .Type("UID");
+  AddSocketOption(command, &socket);
 }
 
 nlohmann::json JobOptions::Request(const char* op) const {

@@ -7,14 +7,13 @@
 #include <optional>
 #include <string>
 
-namespace CLI {
-class App;
-}
+#include "common/command_line.h"
 
 namespace penstock {
 
-// --socket: an empty one is for SocketPath() to find. *socket outlives app.
-void AddSocketOption(CLI::App* app, std::string* socket);
+// --socket: an empty one is for SocketPath() to find. *socket outlives the
+// parse.
+void AddSocketOption(Command command, std::string* socket);
 
 // One job of a running broker.
 struct JobOptions {
@@ -24,8 +23,8 @@ struct JobOptions {
   std::optional<uint32_t> uid;  // nothing: the name is of one user's jobs
 
   // --dataset, --uid and --socket; the caller adds the argument of the name.
-  // *this outlives app.
-  void AddTo(CLI::App* app);
+  // *this outlives the parse.
+  void AddTo(Command command);
 
   nlohmann::json Request(const char* op) const;
 };

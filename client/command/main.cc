@@ -1,18 +1,18 @@
 // The `penstock` command: turns the results of subcommands into one line on
 // stderr and an exit status.
-#include <CLI/CLI.hpp>
 #include <csignal>
 #include <cstdio>
 
 #include "client/command/interrupt.h"
 #include "client/command/subcommand.h"
+#include "common/command_line.h"
 
 namespace penstock {
 namespace {
 
 int Main(int argc, char** argv) {
   // All words after the `--` of `run` belong to the command that it starts;
-  // CLI11 does not see them.
+  // the parser does not see them.
   std::vector<std::string> words;
   int own = 0;
   while (own < argc && std::string(argv[own]) != "--") ++own;
@@ -20,45 +20,37 @@ int Main(int argc, char** argv) {
   // Words after the `--` of other commands are not options: `stop -- -job`.
   const bool is_run = argc > 1 && std::string(argv[1]) == "run";
 
-  CLI::App app;
-  const std::vector<Subcommand> subcommands = DeclareCommand(app, words);
-  try {
-    app.parse(is_run ? own : argc, argv);
-  } catch (const CLI::ParseError& error) {
-    if (error.get_exit_code() == 0) return app.exit(error);  // --help
-    const std::vector<CLI::App*> chosen = app.get_subcommands();
-    if (chosen.empty() && own > 1) {
+  CommandLine line("penstock");
+  const std::vector<Subcommand> subcommands = DeclareCommand(line, words);
+  const StatusOr<bool> parsed = line.Parse(is_run ? own : argc, argv);
+  if (!parsed.ok()) {
+    const std::vector<Command> given = line.given();
+    const std::vector<std::string> unknown = line.unknown();
+    if (given.empty() && own > 1) {
       PrintError(Format("there is no {} '{}'; `penstock --help` lists them",
                         argv[1][0] == '-' ? "option" : "command", argv[1]));
-      return kExitUsage;
-    }
-    if (!chosen.empty() && chosen.front()->get_name() == "run") {
+    } else if (is_run && !unknown.empty() && unknown.front()[0] != '-') {
       // In the order of the command line; the first that is not an option was
       // meant to be run.
-      const std::vector<std::string> unknown = chosen.front()->remaining();
-      if (!unknown.empty() && unknown.front()[0] != '-') {
-        PrintError(Format(
-            "write `--` before the command: `penstock run --ranks N -- {} ...`",
-            unknown.front()));
-        return kExitUsage;
-      }
-    }
-    if (!is_run && own < argc && !app.remaining(true).empty()) {
+      PrintError(Format(
+          "write `--` before the command: `penstock run --ranks N -- {} ...`",
+          unknown.front()));
+    } else if (!is_run && own < argc && !unknown.empty()) {
       PrintError(
           Format("`penstock {}` takes no command after `--`; `penstock run` "
                  "does",
                  argv[1]));
-      return kExitUsage;
+    } else {
+      PrintError(
+          Format("{}; see `{} --help`", parsed.status().message(),
+                 given.empty() ? line.name() : given.front().full_name()));
     }
-    PrintError(
-        Format("{}; see `penstock{}{} --help`", error.what(),
-               chosen.empty() ? "" : " ",
-               chosen.empty() ? std::string() : chosen.front()->get_name()));
     return kExitUsage;
   }
+  if (!*parsed) return 0;
 
   for (const Subcommand& subcommand : subcommands) {
-    if (!subcommand.app->parsed()) continue;
+    if (!subcommand.command.parsed()) continue;
     CatchInterrupts();
     return ExitStatus(subcommand.run());
   }

@@ -93,7 +93,7 @@ constexpr Metric kMetrics[] = {
     {"penstock_producer_memory_bytes", "producer", "memory_bytes"},
 };
 
-// Of the exporter itself, whatever the broker answers.
+// The exporter's own metrics, whatever the broker answers.
 constexpr Metric kUp = {"penstock_up", "", "", kValue,
                         "1: the broker answers, 0: it does not"};
 constexpr Metric kLeftOut = {

@@ -1,7 +1,6 @@
 // penstock metrics: the broker's status for Prometheus, once or over HTTP.
 #include <poll.h>
 
-#include <CLI/CLI.hpp>
 #include <memory>
 #include <string>
 
@@ -12,6 +11,7 @@
 #include "client/command/metrics.h"
 #include "client/command/output_file.h"
 #include "client/command/subcommand.h"
+#include "common/command_line.h"
 #include "common/message.h"
 #include "common/printable.h"
 
@@ -89,28 +89,28 @@ StatusOr<int> Show(const MetricsOptions& options) {
 
 }  // namespace
 
-Subcommand AddMetrics(CLI::App& app) {
-  CLI::App* const metrics = app.add_subcommand(
+Subcommand AddMetrics(Command parent) {
+  Command metrics = parent.AddCommand(
       "metrics", "Export a running broker's metrics for Prometheus");
   const auto options = std::make_shared<MetricsOptions>();
   AddSocketOption(metrics, &options->socket);
-  CLI::Option* const textfile =
+  const CommandOption textfile =
       metrics
-          ->add_option("--textfile", options->textfile,
-                       "Write this file whole, for node_exporter's textfile "
-                       "collector")
-          ->type_name("FILE.prom");
-  CLI::Option* const listen =
+          .AddOption("--textfile", &options->textfile,
+                     "Write this file whole, for node_exporter's textfile "
+                     "collector")
+          .Type("FILE.prom");
+  const CommandOption listen =
       metrics
-          ->add_option("--listen", options->listen,
-                       "Serve http://HOST:PORT/metrics until a signal comes")
-          ->type_name("HOST:PORT");
-  CLI::Option* const dashboard = metrics->add_flag(
-      "--dashboard", options->dashboard,
-      "Print a Grafana dashboard of these metrics, to import");
-  textfile->excludes(listen)->excludes(dashboard);
-  listen->excludes(dashboard);
-  metrics->footer(
+          .AddOption("--listen", &options->listen,
+                     "Serve http://HOST:PORT/metrics until a signal comes")
+          .Type("HOST:PORT");
+  const CommandOption dashboard =
+      metrics.AddFlag("--dashboard", &options->dashboard,
+                      "Print a Grafana dashboard of these metrics, to import");
+  textfile.Excludes(listen).Excludes(dashboard);
+  listen.Excludes(dashboard);
+  metrics.SetFooter(
       "Without an option the metrics are printed. A broker that does not "
       "answer\n"
       "is `penstock_up 0` over HTTP and in the file.\n"

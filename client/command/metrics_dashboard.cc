@@ -11,7 +11,7 @@
 namespace penstock {
 namespace {
 
-using Json = nlohmann::ordered_json;
+using OrderedJson = nlohmann::ordered_json;
 
 constexpr int kColumns = 24;  // of Grafana's grid
 constexpr int kPanelColumns = 12;
@@ -168,7 +168,7 @@ std::string Description(const Panel& panel) {
   return text;
 }
 
-Json Variable(const char* name, const char* label, const char* query) {
+OrderedJson Variable(const char* name, const char* label, const char* query) {
   return {{"name", name},
           {"label", label},
           {"type", "query"},
@@ -197,10 +197,10 @@ std::span<const std::string_view> DashboardExpressions() {
 }
 
 std::string DashboardText() {
-  Json panels = Json::array();
+  OrderedJson panels = OrderedJson::array();
   int number = 0;
   for (const Panel& panel : Panels()) {
-    Json targets = Json::array();
+    OrderedJson targets = OrderedJson::array();
     for (const Series& series : panel.series) {
       targets.push_back(
           {{"refId", std::string(1, static_cast<char>('A' + targets.size()))},
@@ -226,11 +226,11 @@ std::string DashboardText() {
              {"custom",
               {{"fillOpacity", 10},
                {"stacking", {{"mode", panel.stacked ? "normal" : "none"}}}}}}},
-           {"overrides", Json::array()}}},
+           {"overrides", OrderedJson::array()}}},
          {"targets", targets}});
     ++number;
   }
-  const Json dashboard = {
+  const OrderedJson dashboard = {
       {"title", "Penstock"},
       {"uid", "penstock"},
       {"tags", {"penstock"}},

@@ -1,17 +1,16 @@
 // penstock peek: shows one batch to a person.
 #include <unistd.h>
 
-#include <CLI/CLI.hpp>
 #include <algorithm>
 
 #include "client/command/batch_sheet.h"
 #include "client/command/contact_sheet.h"
 #include "client/command/first_batch.h"
-#include "client/command/number_range.h"
 #include "client/command/output_file.h"
 #include "client/command/private_broker.h"
 #include "client/command/spec_file.h"
 #include "client/command/subcommand.h"
+#include "common/command_line.h"
 #include "common/quantity.h"
 
 namespace penstock {
@@ -92,30 +91,29 @@ StatusOr<int> Peek(const PeekOptions& options) {
 
 }  // namespace
 
-Subcommand AddPeek(CLI::App& app) {
-  CLI::App* const peek = app.add_subcommand(
+Subcommand AddPeek(Command parent) {
+  Command peek = parent.AddCommand(
       "peek", "Show one batch: a PNG of its pictures, and its values");
   const auto options = std::make_shared<PeekOptions>();
-  peek->add_option("SPEC.yaml", options->spec, "Spec of the dataset")
-      ->required();
-  CLI::Option* const out =
-      peek->add_option("--out", options->out, "The PNG to write")
-          ->type_name("FILE.png")
-          ->capture_default_str();
-  CLI::Option* const feature =
-      peek->add_option("--feature", options->feature,
-                       "The feature to draw (default: image, else the first "
-                       "picture, and those of its size)")
-          ->type_name("NAME");
-  peek->add_option("--rows", options->rows, "Rows to show")
-      ->type_name("N")
-      ->capture_default_str()
-      ->check(InRange(1, 1 << 20));
-  peek->add_flag("--text", options->text, "Print values only")
-      ->excludes(out)
-      ->excludes(feature);
+  peek.AddOption("SPEC.yaml", &options->spec, "Spec of the dataset").Required();
+  const CommandOption out =
+      peek.AddOption("--out", &options->out, "The PNG to write")
+          .Type("FILE.png")
+          .ShowDefault();
+  const CommandOption feature =
+      peek.AddOption("--feature", &options->feature,
+                     "The feature to draw (default: image, else the first "
+                     "picture, and those of its size)")
+          .Type("NAME");
+  peek.AddOption("--rows", &options->rows, "Rows to show")
+      .Type("N")
+      .ShowDefault()
+      .InRange(1, 1 << 20);
+  peek.AddFlag("--text", &options->text, "Print values only")
+      .Excludes(out)
+      .Excludes(feature);
   options->broker.AddTo(peek);
-  peek->footer(
+  peek.SetFooter(
       "The batch is the first of the first epoch, as rank 0 of 1 gets it.\n"
       "Pictures that are not uint8 are scaled, each channel from its least to\n"
       "its greatest value in the rows drawn. Text in UTF-8 is shown as text.\n"
@@ -124,7 +122,7 @@ Subcommand AddPeek(CLI::App& app) {
       "  penstock peek train.yaml --out first-batch.png\n"
       "  penstock peek train.yaml --text --rows 10");
   return {peek, [options, out] {
-            options->out_given = out->count() > 0;
+            options->out_given = out.given();
             return Peek(*options);
           }};
 }

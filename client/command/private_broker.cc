@@ -8,14 +8,13 @@
 #include <sys/un.h>
 #include <unistd.h>
 
-#include <CLI/CLI.hpp>
 #include <algorithm>
 #include <cstdlib>
 #include <filesystem>
 #include <iterator>
 
 #include "client/command/interrupt.h"
-#include "client/command/number_range.h"
+#include "common/command_line.h"
 #include "common/layout.h"
 #include "common/quantity.h"
 
@@ -50,16 +49,18 @@ std::string Environment(const char* name) {
 
 }  // namespace
 
-void PrivateBrokerOptions::AddTo(CLI::App* app) {
-  app->add_option("--workers", workers,
-                  "Worker threads of the private broker (default: its choice)")
-      ->type_name("N")
-      ->check(InRange(1, 4096));
-  app->add_option("--memory-limit", memory_limit,
-                  "Memory of all batches of the private broker, such as 500M "
-                  "or 8G (default: its choice)")
-      ->type_name("SIZE")
-      ->check([](const std::string& text) {
+void PrivateBrokerOptions::AddTo(Command command) {
+  command
+      .AddOption("--workers", &workers,
+                 "Worker threads of the private broker (default: its choice)")
+      .Type("N")
+      .InRange(1, 4096);
+  command
+      .AddOption("--memory-limit", &memory_limit,
+                 "Memory of all batches of the private broker, such as 500M "
+                 "or 8G (default: its choice)")
+      .Type("SIZE")
+      .Check([](const std::string& text) {
         return ParseBytes(text).status().message();
       });
 }

@@ -36,12 +36,9 @@
 #include "client/command/private_folder.h"
 #include "client/command/process.h"
 #include "client/command/restart_policy.h"
+#include "common/command_line.h"
 #include "common/fd.h"
 #include "common/status.h"
-
-namespace CLI {
-class App;
-}
 
 namespace penstock {
 
@@ -53,7 +50,7 @@ struct PrivateBrokerOptions {
   std::vector<std::pair<std::string, std::string>> environment;
 
   // --workers and --memory-limit.
-  void AddTo(CLI::App* app);
+  void AddTo(Command command);
   // With a log that lacks these messages, because the command tells them.
   PrivateBrokerOptions Without(
       std::initializer_list<const char*> messages) const;

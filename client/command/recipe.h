@@ -64,7 +64,7 @@ struct Recipe {
   std::vector<RecipeFiles> files;
 };
 
-// Of the text of a recipe. like: where a recipe that has another's files finds
+// The recipe of a text. like: where a recipe that has another's files finds
 // that. Internal: a mistake in it, with its place.
 StatusOr<Recipe> ParseRecipe(const std::string& name, const std::string& text,
                              const std::vector<Recipe>& like = {});

@@ -185,7 +185,7 @@ class Checker {
     Problem(name, "is missing");
   }
 
-  // Of a file that has to be there; no more than its size.
+  // Checks a file that has to be there, by no more than its size.
   void CheckThere(const std::string& name) {
     struct stat st {};
     if (stat(Path(name).c_str(), &st) != 0) {

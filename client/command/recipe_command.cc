@@ -1,6 +1,5 @@
 // penstock recipe: specs of known datasets, and whether their files are all
 // there.
-#include <CLI/CLI.hpp>
 #include <algorithm>
 #include <memory>
 #include <nlohmann/json.hpp>
@@ -12,13 +11,14 @@
 #include "client/command/recipe_check.h"
 #include "client/command/subcommand.h"
 #include "client/command/table.h"
+#include "common/command_line.h"
 #include "common/printable.h"
 #include "common/quantity.h"
 
 namespace penstock {
 namespace {
 
-using Json = nlohmann::ordered_json;
+using OrderedJson = nlohmann::ordered_json;
 
 constexpr size_t kProblemsShown = 20;
 
@@ -29,21 +29,21 @@ struct RecipeOptions {
   bool json = false;
 };
 
-void PrintJson(const Json& json) {
+void PrintJson(const OrderedJson& json) {
   Print(stdout, "{}\n",
-        json.dump(-1, ' ', false, Json::error_handler_t::replace));
+        json.dump(-1, ' ', false, OrderedJson::error_handler_t::replace));
 }
 
 StatusOr<int> List(const RecipeOptions& options) {
   PENSTOCK_ASSIGN_OR_RETURN(const std::vector<Recipe> recipes, AllRecipes());
   Table table({"recipe", "splits", "what"});
   std::string layouts;
-  Json list = Json::array();
+  OrderedJson list = OrderedJson::array();
   for (const Recipe& recipe : recipes) {
-    Json rows = Json::object();
+    OrderedJson rows = OrderedJson::object();
     std::string splits;
     for (const Recipe::Split& split : recipe.splits) {
-      rows[split.name] = split.rows ? Json(*split.rows) : Json();
+      rows[split.name] = split.rows ? OrderedJson(*split.rows) : OrderedJson();
       splits += (splits.empty() ? "" : ", ") + split.name;
       if (split.rows) splits += " " + FormatCount(*split.rows);
     }
@@ -90,7 +90,7 @@ StatusOr<int> Check(const RecipeOptions& options) {
                                          }));
   }
   const bool complete = check.problem_count == 0;
-  Json splits = Json::object();
+  OrderedJson splits = OrderedJson::object();
   std::string told;
   for (const Recipe::Split& split : recipe.splits) {
     if (!options.split.empty() && split.name != options.split) continue;
@@ -101,7 +101,7 @@ StatusOr<int> Check(const RecipeOptions& options) {
                    whole ? "complete" : "incomplete");
   }
   if (options.json) {
-    Json problems = Json::array();
+    OrderedJson problems = OrderedJson::array();
     for (const RecipeCheck::Problem& each : check.problems) {
       problems.push_back(
           {{"split", each.split}, {"file", each.file}, {"found", each.found}});
@@ -139,50 +139,50 @@ StatusOr<int> Check(const RecipeOptions& options) {
   return kExitFailure;
 }
 
-void AddName(CLI::App* app, RecipeOptions* options) {
-  app->add_option("NAME", options->name, "One of `penstock recipe list`")
-      ->required();
+void AddName(Command command, RecipeOptions* options) {
+  command.AddOption("NAME", &options->name, "One of `penstock recipe list`")
+      .Required();
 }
 
-void AddSplit(CLI::App* app, const std::string& text, RecipeOptions* options) {
-  app->add_option("--split", options->split, text)
-      ->type_name("train|validation|test");
+void AddSplit(Command command, const std::string& text,
+              RecipeOptions* options) {
+  command.AddOption("--split", &options->split, text)
+      .Type("train|validation|test");
 }
 
-void AddJson(CLI::App* app, RecipeOptions* options) {
-  app->add_flag("--json", options->json, "Print one JSON object");
+void AddJson(Command command, RecipeOptions* options) {
+  command.AddFlag("--json", &options->json, "Print one JSON object");
 }
 
 }  // namespace
 
-Subcommand AddRecipe(CLI::App& app) {
-  CLI::App* const recipe = app.add_subcommand(
+Subcommand AddRecipe(Command parent) {
+  Command recipe = parent.AddCommand(
       "recipe", "Give specs of known datasets, and check their files");
   const auto options = std::make_shared<RecipeOptions>();
-  recipe->require_subcommand(1);
-  CLI::App* const list = recipe->add_subcommand(
+  recipe.RequireCommand();
+  Command list = recipe.AddCommand(
       "list", "List the recipes, and the files that each wants");
   AddJson(list, options.get());
-  list->footer("");  // not the footer of those above
-  CLI::App* const show = recipe->add_subcommand(
-      "show", "Print a spec that `penstock check` takes");
+  Command show =
+      recipe.AddCommand("show", "Print a spec that `penstock check` takes");
   AddName(show, options.get());
-  show->add_option("PATH", options->path,
-                   "Folder of the data (default: where the spec will be)");
+  show.AddOption("PATH", &options->path,
+                 "Folder of the data (default: where the spec will be)");
   AddSplit(show, "Part of the data (default: the first, train)", options.get());
-  show->footer(
+  show.SetFooter(
       "Example:\n"
       "  penstock recipe show cifar10 /data/cifar-10-batches-bin > train.yaml");
-  CLI::App* const check = recipe->add_subcommand(
+  Command check = recipe.AddCommand(
       "check", "Look whether all files are there, with their official sizes");
   AddName(check, options.get());
-  check->add_option("PATH", options->path, "Folder of the data")->required();
+  check.AddOption("PATH", &options->path, "Folder of the data").Required();
   AddSplit(check, "Part of the data (default: all)", options.get());
   AddJson(check, options.get());
-  check->footer(
+  check.SetFooter(
       "Looks at names, sizes, first and last bytes. The exit status is 1 if\n"
       "something is missing.");
-  recipe->footer(
+  recipe.SetFooter(
       "Examples:\n"
       "  penstock recipe list\n"
       "  penstock recipe check fashion-mnist "
@@ -190,8 +190,8 @@ Subcommand AddRecipe(CLI::App& app) {
       "  penstock recipe show imagenet /data/imagenet > train.yaml\n"
       "  penstock recipe show imagenet /data/imagenet --split validation");
   return {recipe, [=]() -> StatusOr<int> {
-            if (list->parsed()) return List(*options);
-            if (show->parsed()) return Show(*options);
+            if (list.parsed()) return List(*options);
+            if (show.parsed()) return Show(*options);
             return Check(*options);
           }};
 }

@@ -11,7 +11,7 @@ namespace penstock {
 namespace {
 
 // Sort key: position, then sample, then bytes.
-auto Key(const RowRecord& row) {
+auto OrderKey(const RowRecord& row) {
   return std::tie(row.epoch, row.step, row.rank, row.row, row.sample_id,
                   row.crc32);
 }
@@ -22,7 +22,7 @@ auto PositionAndSample(const RowRecord& row) {
 void SortSamples(std::vector<RowRecord>& rows) {
   std::erase_if(rows, [](const RowRecord& row) { return row.sample_id < 0; });
   const auto before = [](const RowRecord& a, const RowRecord& b) {
-    return Key(a) < Key(b);
+    return OrderKey(a) < OrderKey(b);
   };
   // Often in order already: one rank, or the replay.
   if (!std::is_sorted(rows.begin(), rows.end(), before)) {

@@ -4,7 +4,6 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
-#include <CLI/CLI.hpp>
 #include <algorithm>
 #include <cstdlib>
 #include <filesystem>
@@ -13,11 +12,11 @@
 #include "client/command/guard.h"
 #include "client/command/interrupt.h"
 #include "client/command/json_field.h"
-#include "client/command/number_range.h"
 #include "client/command/private_broker.h"
 #include "client/command/spec_file.h"
 #include "client/command/subcommand.h"
 #include "client/command/supervise.h"
+#include "common/command_line.h"
 #include "common/job_state.h"
 
 namespace penstock {
@@ -206,47 +205,38 @@ StatusOr<int> Run(const RunOptions& options) {
 
 }  // namespace
 
-Subcommand AddRun(CLI::App& app, const std::vector<std::string>& words) {
-  CLI::App* const run = app.add_subcommand(
+Subcommand AddRun(Command parent, const std::vector<std::string>& words) {
+  Command run = parent.AddCommand(
       "run", "Start a private broker and N ranks of the command after --");
   const auto options = std::make_shared<RunOptions>();
   options->words = words;
-  run->add_option("--dataset", options->datasets,
-                  "Spec of a dataset to register; may be repeated, the first "
-                  "becomes PENSTOCK_DATASET")
-      ->type_name("SPEC.yaml")
-      ->expected(1)
-      ->take_all();
-  run->add_option("--state", options->state,
-                  "Begin at the state in this file (of `penstock state "
-                  "--save`, or a trainer's own): sets PENSTOCK_STATE")
-      ->type_name("FILE");
-  run->add_option("--ranks", options->ranks,
-                  "Copies of the command to start, each with its rank "
-                  "variables; 0: start it once, it starts the ranks itself")
-      ->type_name("N")
-      ->required()
-      ->check(InRange(0, kRanksMax));
-  run->add_flag("--prefix", options->tag_output,
-                "Write [rank N] in front of each line of output");
-  run->add_flag(
-      "--report", options->report,
+  run.AddOption("--dataset", &options->datasets,
+                "Spec of a dataset to register; may be repeated, the first "
+                "becomes PENSTOCK_DATASET")
+      .Type("SPEC.yaml")
+      .OneValueEachTime();
+  run.AddOption("--state", &options->state,
+                "Begin at the state in this file (of `penstock state "
+                "--save`, or a trainer's own): sets PENSTOCK_STATE")
+      .Type("FILE");
+  run.AddOption("--ranks", &options->ranks,
+                "Copies of the command to start, each with its rank "
+                "variables; 0: start it once, it starts the ranks itself")
+      .Type("N")
+      .Required()
+      .InRange(0, kRanksMax);
+  run.AddFlag("--prefix", &options->tag_output,
+              "Write [rank N] in front of each line of output");
+  run.AddFlag(
+      "--report", &options->report,
       "Print at the end how many rows the broker made and at what cost");
-  run->add_option("--grace", options->grace_s,
-                  "Seconds from SIGTERM to SIGKILL when the ranks are stopped")
-      ->type_name("SECONDS")
-      ->capture_default_str()
-      ->check([](const std::string& text) -> std::string {
-        double seconds = -1;
-        // Refuses "nan" too.
-        if (CLI::detail::lexical_cast(text, seconds) && seconds >= 0 &&
-            seconds <= kGraceMax_s) {
-          return "";
-        }
-        return Format("{} is not a number from 0 to {}", text, kGraceMax_s);
-      });
+  run.AddOption("--grace", &options->grace_s,
+                "Seconds from SIGTERM to SIGKILL when the ranks are stopped")
+      .Type("SECONDS")
+      .ShowDefault()
+      .InRange(0.0, kGraceMax_s);
   options->broker.AddTo(run);
-  run->footer(
+  run.SetFooter(
       "The command gets PENSTOCK_SOCKET, PENSTOCK_JOB (unless you set it),\n"
       "PENSTOCK_DATASET, and with --ranks 1 or more the rank variables of\n"
       "PENSTOCK_ and of torchrun (RANK, WORLD_SIZE, LOCAL_RANK, ...,\n"

@@ -34,7 +34,7 @@ void QuantileSketch::Add(double value) {
   if (levels_[0].size() >= CapacityOf(0)) Compact();
 }
 
-// Of each full level every other value goes up, in place of two.
+// Every other value of each full level goes up, in place of two.
 void QuantileSketch::Compact() {
   for (size_t i = 0; i < levels_.size(); ++i) {
     if (levels_[i].size() < CapacityOf(i)) continue;

@@ -15,7 +15,7 @@
 namespace penstock {
 namespace {
 
-using Json = nlohmann::ordered_json;
+using OrderedJson = nlohmann::ordered_json;
 using Weighted = std::vector<std::pair<double, uint64_t>>;
 
 // Fixed, so that the threads are not seen in the sums.
@@ -42,8 +42,8 @@ int64_t ChannelsOf(const Feature& feature) {
   return feature.shape.back() <= kChannelsMax ? feature.shape.back() : 1;
 }
 
-Json QuantilesOf(const Weighted& weighted) {
-  Json json = Json::object();
+OrderedJson QuantilesOf(const Weighted& weighted) {
+  OrderedJson json = OrderedJson::object();
   if (weighted.empty()) return json;
   for (const double q : kQuantiles) {
     json[Format("{}", q)] = QuantileOf(weighted, q);
@@ -51,7 +51,7 @@ Json QuantilesOf(const Weighted& weighted) {
   return json;
 }
 
-Json HistogramOf(const Weighted& weighted, double from, double to) {
+OrderedJson HistogramOf(const Weighted& weighted, double from, double to) {
   std::vector<uint64_t> bins(kBins);
   const double width = (to - from) / kBins;
   for (const auto& [value, weight] : weighted) {
@@ -95,14 +95,14 @@ class Numbers final : public FeatureStatistics {
     }
   }
 
-  Json ToJson() override {
+  OrderedJson ToJson() override {
     Part& all = parts_[0];
     for (size_t i = 1; i < kParts; ++i) Merge(parts_[i], &all);
     Weighted weighted = all.quantiles.Weighted();
     if (tabled_) weighted = TakeTables(&all);
     Moments overall;
     for (const Moments& each : all.moments) overall.Merge(each);
-    Json json = {{"dtype", DTypeName(feature_.dtype)},
+    OrderedJson json = {{"dtype", DTypeName(feature_.dtype)},
                  {"shape", feature_.shape},
                  {"values", overall.count() + all.nan + all.infinite}};
     if (all.nan > 0) json["nan"] = all.nan;
@@ -129,7 +129,7 @@ class Numbers final : public FeatureStatistics {
     QuantileSketch quantiles;
     uint64_t nan = 0;
     uint64_t infinite = 0;
-    // Of bytes: how often each is there, in each channel.
+    // How often each byte is there, in each channel.
     std::vector<std::array<uint64_t, 256>> tables;
   };
 
@@ -213,12 +213,12 @@ class Integers final : public FeatureStatistics {
       }
     }
   }
-  Json ToJson() override {
-    Json json = numbers_.ToJson();
+  OrderedJson ToJson() override {
+    OrderedJson json = numbers_.ToJson();
     const auto sorted = counts_.Sorted();
     json["distinct"] = sorted.size();
     if (counts_.undercount() > 0) json["undercount"] = counts_.undercount();
-    Json& vocabulary = json["vocabulary"] = Json::array();
+    OrderedJson& vocabulary = json["vocabulary"] = OrderedJson::array();
     for (const auto& [value, count] : sorted) {
       vocabulary.push_back({value, count});
     }
@@ -258,9 +258,9 @@ class Texts final : public FeatureStatistics {
       counts_.Add(std::string(data + i * room_, static_cast<size_t>(bytes)));
     }
   }
-  Json ToJson() override {
+  OrderedJson ToJson() override {
     const auto sorted = counts_.Sorted();
-    Json json = {{"dtype", DTypeName(feature_.dtype)},
+    OrderedJson json = {{"dtype", DTypeName(feature_.dtype)},
                  {"shape", feature_.shape},
                  {"texts", lengths_of_.count()},
                  {"bytes",
@@ -271,7 +271,7 @@ class Texts final : public FeatureStatistics {
                  {"distinct", sorted.size()}};
     if (counts_.undercount() > 0) json["undercount"] = counts_.undercount();
     uint64_t not_utf8 = 0;
-    Json vocabulary = Json::array();
+    OrderedJson vocabulary = OrderedJson::array();
     for (const auto& [token, count] : sorted) {
       if (IsUtf8(token)) {
         vocabulary.push_back({token, count});
@@ -303,7 +303,7 @@ class Texts final : public FeatureStatistics {
   TokenCounts<std::string> counts_;
 };
 
-// Of text, its lengths; NAME_bytes, or `bytes` of text_lines.
+// The feature of a text's lengths: NAME_bytes, or `bytes` of text_lines.
 std::optional<uint32_t> LengthsOf(const ElementSpec& features,
                                   const Feature& text) {
   if (text.dtype != DType::kUint8 || text.shape.size() != 1) {
@@ -370,8 +370,8 @@ void Statistics::Add(const penstock_batch* batch) {
   for (std::thread& each : threads) each.join();
 }
 
-Json Statistics::ToJson() const {
-  Json json = Json::object();
+OrderedJson Statistics::ToJson() const {
+  OrderedJson json = OrderedJson::object();
   for (const auto& [name, feature] : of_) json[name] = feature->ToJson();
   return json;
 }

@@ -3,12 +3,12 @@
 #include <poll.h>
 #include <unistd.h>
 
-#include <CLI/CLI.hpp>
 #include <csignal>
 #include <cstdio>
 
 #include "client/command/interrupt.h"
 #include "client/penstock.h"
+#include "common/command_line.h"
 #include "common/printable.h"
 
 namespace penstock {
@@ -40,14 +40,12 @@ int ExitStatus(const StatusOr<int>& result) {
   return *result;
 }
 
-std::vector<Subcommand> DeclareCommand(CLI::App& app,
+std::vector<Subcommand> DeclareCommand(CommandLine& line,
                                        const std::vector<std::string>& words) {
-  app.name("penstock");
-  app.description("Penstock: one data loader per host, many trainer ranks.");
-  app.set_version_flag("--version",
-                       std::string("penstock ") + penstock_version());
-  app.require_subcommand(1);
-  app.footer(
+  line.SetText("Penstock: one data loader per host, many trainer ranks.");
+  line.SetVersion(std::string("penstock ") + penstock_version());
+  line.RequireCommand();
+  line.SetFooter(
       "Begin with:\n"
       "  penstock check train.yaml\n"
       "  penstock bench --dataset train.yaml --ranks 4 --verify\n"
@@ -55,15 +53,15 @@ std::vector<Subcommand> DeclareCommand(CLI::App& app,
       "`penstock COMMAND --help` has each command's options and examples;\n"
       "`penstock help spec` the keys of a spec.");
   return {
-      AddRun(app, words), AddBroker(app),   AddBench(app),
-      AddCheck(app),      AddIndex(app),    AddRegister(app),
-      AddUnregister(app), AddDatasets(app), AddJobs(app),
-      AddStatus(app),     AddTop(app),      AddView(app),
-      AddMetrics(app),    AddDoctor(app),   AddExplain(app),
-      AddTrace(app),      AddState(app),    AddEvict(app),
-      AddStop(app),       AddJob(app),      AddWorkers(app),
-      AddPeek(app),       AddAnalyze(app),  AddFilter(app),
-      AddRecipe(app),     AddHelp(app),
+      AddRun(line, words), AddBroker(line),   AddBench(line),
+      AddCheck(line),      AddIndex(line),    AddRegister(line),
+      AddUnregister(line), AddDatasets(line), AddJobs(line),
+      AddStatus(line),     AddTop(line),      AddView(line),
+      AddMetrics(line),    AddDoctor(line),   AddExplain(line),
+      AddTrace(line),      AddState(line),    AddEvict(line),
+      AddStop(line),       AddJob(line),      AddWorkers(line),
+      AddPeek(line),       AddAnalyze(line),  AddFilter(line),
+      AddRecipe(line),     AddHelp(line),
   };
 }
 

@@ -9,11 +9,8 @@
 #include <string>
 #include <vector>
 
+#include "common/command_line.h"
 #include "common/status.h"
-
-namespace CLI {
-class App;
-}
 
 namespace penstock {
 
@@ -21,7 +18,7 @@ inline constexpr int kExitFailure = 1;
 inline constexpr int kExitUsage = 2;
 
 struct Subcommand {
-  CLI::App* app;
+  Command command;
   // The exit status, or an error for main to print. Cancelled means that a
   // signal ended it.
   std::function<StatusOr<int>()> run;
@@ -35,35 +32,35 @@ int ExitStatus(const StatusOr<int>& result);
 
 // Declares the whole command line, of which penstock(1) is made too. words:
 // those after `--` on the command line.
-std::vector<Subcommand> DeclareCommand(CLI::App& app,
+std::vector<Subcommand> DeclareCommand(CommandLine& line,
                                        const std::vector<std::string>& words);
 
-Subcommand AddRun(CLI::App& app, const std::vector<std::string>& words);
-Subcommand AddBroker(CLI::App& app);
-Subcommand AddBench(CLI::App& app);
-Subcommand AddCheck(CLI::App& app);
-Subcommand AddIndex(CLI::App& app);
-Subcommand AddHelp(CLI::App& app);
-Subcommand AddRegister(CLI::App& app);
-Subcommand AddUnregister(CLI::App& app);
-Subcommand AddDatasets(CLI::App& app);
-Subcommand AddJobs(CLI::App& app);
-Subcommand AddStatus(CLI::App& app);
-Subcommand AddTop(CLI::App& app);
-Subcommand AddView(CLI::App& app);
-Subcommand AddTrace(CLI::App& app);
-Subcommand AddDoctor(CLI::App& app);
-Subcommand AddExplain(CLI::App& app);
-Subcommand AddMetrics(CLI::App& app);
-Subcommand AddState(CLI::App& app);
-Subcommand AddEvict(CLI::App& app);
-Subcommand AddStop(CLI::App& app);
-Subcommand AddJob(CLI::App& app);
-Subcommand AddWorkers(CLI::App& app);
-Subcommand AddPeek(CLI::App& app);
-Subcommand AddAnalyze(CLI::App& app);
-Subcommand AddFilter(CLI::App& app);
-Subcommand AddRecipe(CLI::App& app);
+Subcommand AddRun(Command parent, const std::vector<std::string>& words);
+Subcommand AddBroker(Command parent);
+Subcommand AddBench(Command parent);
+Subcommand AddCheck(Command parent);
+Subcommand AddIndex(Command parent);
+Subcommand AddHelp(Command parent);
+Subcommand AddRegister(Command parent);
+Subcommand AddUnregister(Command parent);
+Subcommand AddDatasets(Command parent);
+Subcommand AddJobs(Command parent);
+Subcommand AddStatus(Command parent);
+Subcommand AddTop(Command parent);
+Subcommand AddView(Command parent);
+Subcommand AddTrace(Command parent);
+Subcommand AddDoctor(Command parent);
+Subcommand AddExplain(Command parent);
+Subcommand AddMetrics(Command parent);
+Subcommand AddState(Command parent);
+Subcommand AddEvict(Command parent);
+Subcommand AddStop(Command parent);
+Subcommand AddJob(Command parent);
+Subcommand AddWorkers(Command parent);
+Subcommand AddPeek(Command parent);
+Subcommand AddAnalyze(Command parent);
+Subcommand AddFilter(Command parent);
+Subcommand AddRecipe(Command parent);
 
 }  // namespace penstock
 #endif  // CLIENT_COMMAND_SUBCOMMAND_H_

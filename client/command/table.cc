@@ -6,15 +6,11 @@
 #include "common/format.h"
 
 namespace penstock {
-namespace {
 
-// Columns of a UTF-8 text on a terminal; counts wide characters as one.
 size_t Columns(const std::string& text) {
-  return std::count_if(text.begin(), text.end(),
-                       [](char c) { return (c & 0xC0) != 0x80; });
+  return static_cast<size_t>(std::count_if(
+      text.begin(), text.end(), [](char c) { return (c & 0xC0) != 0x80; }));
 }
-
-}  // namespace
 
 Table::Table(std::vector<std::string> headings) {
   for (std::string& heading : headings) {

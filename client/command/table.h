@@ -11,6 +11,9 @@
 
 namespace penstock {
 
+// Columns of a UTF-8 text on a terminal; counts wide characters as one.
+size_t Columns(const std::string& text);
+
 class Table {
  public:
   // A heading that begins with '>' marks a column of numbers, aligned to the

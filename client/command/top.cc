@@ -23,11 +23,6 @@ std::string Clipped(const std::string& text, size_t columns) {
   return text.substr(0, bytes);
 }
 
-size_t Columns(const std::string& text) {
-  return static_cast<size_t>(std::count_if(
-      text.begin(), text.end(), [](char c) { return (c & 0xC0) != 0x80; }));
-}
-
 // Lines of at most so many columns, broken at spaces.
 std::vector<std::string> Wrapped(const std::string& text, size_t columns,
                                  const std::string& indent) {

@@ -2,7 +2,6 @@
 #include <poll.h>
 #include <unistd.h>
 
-#include <CLI/CLI.hpp>
 #include <algorithm>
 #include <chrono>
 #include <cmath>
@@ -15,10 +14,10 @@
 #include "client/command/control_call.h"
 #include "client/command/interrupt.h"
 #include "client/command/job_options.h"
-#include "client/command/number_range.h"
 #include "client/command/screen.h"
 #include "client/command/subcommand.h"
 #include "client/command/top.h"
+#include "common/command_line.h"
 #include "common/message.h"
 #include "common/printable.h"
 
@@ -41,7 +40,7 @@ double Now() {
       .count();
 }
 
-std::string Clock() {
+std::string TimeOfDay() {
   const std::time_t now = std::time(nullptr);
   std::tm local{};
   localtime_r(&now, &local);
@@ -66,10 +65,10 @@ StatusOr<int> PrintLines(const TopOptions& options) {
     if (InterruptSignal() != 0) return 128 + InterruptSignal();
     if (!now.ok()) {
       // It may come back.
-      Print(stdout, "{} no answer: {}\n", Clock(),
+      Print(stdout, "{} no answer: {}\n", TimeOfDay(),
             Printable(now.status().message()));
     } else {
-      for (const std::string& line : TopLines(before, *now, Clock())) {
+      for (const std::string& line : TopLines(before, *now, TimeOfDay())) {
         Print(stdout, "{}\n", line);
       }
       before = *std::move(now);
@@ -90,7 +89,7 @@ class Live {
     // Before the screen: a broker that is not there is an error to read.
     PENSTOCK_ASSIGN_OR_RETURN(now_, Ask(options_, nullptr));
     before_ = now_;
-    settings_.clock = Clock();
+    settings_.clock = TimeOfDay();
     PENSTOCK_ASSIGN_OR_RETURN(screen_, Screen::Open());
     const Status ended = Loop();
     screen_.reset();
@@ -119,7 +118,7 @@ class Live {
           Ask(options_, [this](int fd) { return WaitForAnswer(fd); });
       if (quit_ || InterruptSignal() != 0) return OkStatus();
       settings_.trouble = sample.ok() ? "" : sample.status().message();
-      settings_.clock = Clock();
+      settings_.clock = TimeOfDay();
       if (sample.ok()) before_ = std::exchange(now_, *std::move(sample));
     }
   }
@@ -195,19 +194,19 @@ class Live {
 
 }  // namespace
 
-Subcommand AddTop(CLI::App& app) {
-  CLI::App* const top =
-      app.add_subcommand("top", "Show a running broker and its jobs live");
+Subcommand AddTop(Command parent) {
+  Command top =
+      parent.AddCommand("top", "Show a running broker and its jobs live");
   const auto options = std::make_shared<TopOptions>();
   AddSocketOption(top, &options->socket);
-  top->add_option("--interval", options->interval_s,
-                  "Seconds from one look to the next (default: 1)")
-      ->check(InRange(kIntervalMin_s, kIntervalMax_s))
-      ->type_name("SECONDS");
-  top->add_option("--count", options->count, "End after so many looks")
-      ->check(InRange(uint64_t{1}))
-      ->type_name("N");
-  top->footer(
+  top.AddOption("--interval", &options->interval_s,
+                "Seconds from one look to the next (default: 1)")
+      .InRange(kIntervalMin_s, kIntervalMax_s)
+      .Type("SECONDS");
+  top.AddOption("--count", &options->count, "End after so many looks")
+      .InRange(uint64_t{1})
+      .Type("N");
+  top.SetFooter(
       "Keys: q quit; arrows, PgUp, PgDn, j, k, g scroll; space pause; r with\n"
       "or without ranks; + and - ask more and less often. In a pipe, or with\n"
       "TERM=dumb, one line is printed for each job and look.\n"

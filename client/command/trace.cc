@@ -3,7 +3,6 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include <CLI/CLI.hpp>
 #include <array>
 #include <cerrno>
 #include <charconv>
@@ -18,9 +17,9 @@
 #include "client/command/interrupt.h"
 #include "client/command/job_options.h"
 #include "client/command/json_field.h"
-#include "client/command/number_range.h"
 #include "client/command/output_file.h"
 #include "client/command/subcommand.h"
+#include "common/command_line.h"
 #include "common/message.h"
 #include "common/printable.h"
 #include "common/quantity.h"
@@ -31,8 +30,8 @@ namespace {
 
 using Json = nlohmann::json;
 
-constexpr double kSecondsMin = 0.1;
-constexpr double kSecondsMax = 60;
+constexpr double kTraceSecondsMin = 0.1;
+constexpr double kTraceSecondsMax = 60;
 constexpr double kAnswerSeconds = 30;  // after the trace's end
 constexpr uint64_t kEventsMax = 10'000'000;
 // Numbers of processes that Linux never gives, for groups of tracks.
@@ -213,25 +212,24 @@ StatusOr<int> Record(const TraceOptions& options) {
 
 }  // namespace
 
-Subcommand AddTrace(CLI::App& app) {
-  CLI::App* const trace = app.add_subcommand(
+Subcommand AddTrace(Command parent) {
+  Command trace = parent.AddCommand(
       "trace", "Record what workers and ranks do, for Perfetto");
   const auto options = std::make_shared<TraceOptions>();
+  trace.AddOption("JOB", &options->job.job, "Name of the job (`penstock jobs`)")
+      .Required();
+  trace.AddOption("--seconds", &options->seconds, "For how long (default: 5)")
+      .InRange(kTraceSecondsMin, kTraceSecondsMax)
+      .Type("N");
+  trace.AddOption("--out", &options->out, "The file (default: trace.json)")
+      .Type("FILE");
   trace
-      ->add_option("JOB", options->job.job, "Name of the job (`penstock jobs`)")
-      ->required();
-  trace->add_option("--seconds", options->seconds, "For how long (default: 5)")
-      ->check(InRange(kSecondsMin, kSecondsMax))
-      ->type_name("N");
-  trace->add_option("--out", options->out, "The file (default: trace.json)")
-      ->type_name("FILE");
-  trace
-      ->add_option("--beside", options->beside,
-                   "A trace of torch.profiler: times count from its base, so "
-                   "that both fit in one view")
-      ->type_name("FILE");
+      .AddOption("--beside", &options->beside,
+                 "A trace of torch.profiler: times count from its base, so "
+                 "that both fit in one view")
+      .Type("FILE");
   options->job.AddTo(trace);
-  trace->footer(
+  trace.SetFooter(
       "Open the file at ui.perfetto.dev or chrome://tracing. Workers are shown "
       "with\n"
       "the rows of all jobs, ranks with their batches and waits, seen to a "

@@ -4,7 +4,6 @@
 #include <sys/random.h>
 #include <unistd.h>
 
-#include <CLI/CLI.hpp>
 #include <charconv>
 #include <chrono>
 #include <cmath>
@@ -20,10 +19,10 @@
 #include "client/command/job_batch.h"
 #include "client/command/job_options.h"
 #include "client/command/json_field.h"
-#include "client/command/number_range.h"
 #include "client/command/output_file.h"
 #include "client/command/subcommand.h"
 #include "client/command/view_page.h"
+#include "common/command_line.h"
 #include "common/message.h"
 #include "common/printable.h"
 #include "common/quantity.h"
@@ -33,7 +32,7 @@ namespace {
 
 using Json = nlohmann::json;
 
-constexpr int kSecondsMax = 300;  // samples that the page keeps
+constexpr int kPageSecondsMax = 300;  // samples that the page keeps
 constexpr std::string_view kRecorded = "/*RECORDED*/null";
 constexpr std::string_view kBatches = "/*BATCHES*/null";
 constexpr size_t kBatchesKept = 4;  // jobs whose last batch a file has
@@ -196,26 +195,26 @@ StatusOr<int> Keep(const ViewOptions& options) {
 
 }  // namespace
 
-Subcommand AddView(CLI::App& app) {
-  CLI::App* const view = app.add_subcommand(
+Subcommand AddView(Command parent) {
+  Command view = parent.AddCommand(
       "view", "Show a running broker and its jobs in the browser");
   const auto options = std::make_shared<ViewOptions>();
-  CLI::Option* const port =
-      view->add_option("--port", options->port, "Of 127.0.0.1 (default: free)")
-          ->check(InRange(0, 65535))
-          ->type_name("N");
-  CLI::Option* const out =
-      view->add_option("--out", options->out,
-                       "Write the page as a file instead, with what it saw")
-          ->type_name("FILE.html");
-  view->add_option("--seconds", options->seconds,
-                   "How long it looks for --out (default: 10)")
-      ->check(InRange(1, kSecondsMax))
-      ->needs(out)
-      ->type_name("N");
-  port->excludes(out);
+  const CommandOption port =
+      view.AddOption("--port", &options->port, "Of 127.0.0.1 (default: free)")
+          .InRange(0, 65535)
+          .Type("N");
+  const CommandOption out =
+      view.AddOption("--out", &options->out,
+                     "Write the page as a file instead, with what it saw")
+          .Type("FILE.html");
+  view.AddOption("--seconds", &options->seconds,
+                 "How long it looks for --out (default: 10)")
+      .InRange(1, kPageSecondsMax)
+      .Needs(out)
+      .Type("N");
+  port.Excludes(out);
   AddSocketOption(view, &options->socket);
-  view->footer(
+  view.SetFooter(
       "Prints the page's address, which has a secret in it, and serves it "
       "until "
       "Ctrl-C.\n"

@@ -1,5 +1,4 @@
 // penstock workers: how many worker threads a running broker has.
-#include <CLI/CLI.hpp>
 #include <cstdint>
 #include <string>
 
@@ -8,6 +7,7 @@
 #include "client/command/json_field.h"
 #include "client/command/subcommand.h"
 #include "client/command/table.h"
+#include "common/command_line.h"
 #include "common/message.h"
 #include "common/quantity.h"
 
@@ -36,19 +36,19 @@ StatusOr<int> SetWorkers(const WorkersOptions& options) {
 
 }  // namespace
 
-Subcommand AddWorkers(CLI::App& app) {
-  CLI::App* const workers = app.add_subcommand(
+Subcommand AddWorkers(Command parent) {
+  Command workers = parent.AddCommand(
       "workers", "Set the number of workers of a running broker");
   const auto options = std::make_shared<WorkersOptions>();
   workers
-      ->add_option("COUNT", options->count,
-                   "Number of workers, or auto: one per processor")
-      ->required()
-      ->check([](const std::string& text) {
+      .AddOption("COUNT", &options->count,
+                 "Number of workers, or auto: one per processor")
+      .Required()
+      .Check([](const std::string& text) {
         return ParseCountOrAuto(text, kWorkersMost).status().message();
       });
   AddSocketOption(workers, &options->socket);
-  workers->footer(
+  workers.SetFooter(
       "Jobs continue. `penstock status` shows how busy the workers are. The\n"
       "number holds until the broker ends; `workers:` in its configuration\n"
       "applies from its next start. Only root and the broker's own user may\n"

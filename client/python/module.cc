@@ -203,7 +203,7 @@ class Use {
 
 // ---- features and arrays
 
-// Of NumPy's protocol: kind and bytes of an element. DLPack's code.
+// An element's kind and bytes by NumPy's protocol, and its code by DLPack's.
 struct DType {
   const char* name;
   char kind;

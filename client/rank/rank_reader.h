@@ -96,7 +96,7 @@ class RankReader {
   const std::string& job() const { return job_; }
   // With kAnySize where batches differ.
   const ElementSpec& element_spec() const { return element_spec_; }
-  // Of this batch.
+  // The rows of this batch.
   const ElementSpec& element_spec(const Cell& cell) const {
     return spec_by_part_.empty() ? element_spec_ : spec_by_part_[*PartOf(cell)];
   }

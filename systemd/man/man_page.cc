@@ -1,6 +1,5 @@
 #include "systemd/man/man_page.h"
 
-#include <CLI/CLI.hpp>
 #include <cctype>
 #include <cstdio>
 #include <cstdlib>
@@ -8,6 +7,7 @@
 #include <string_view>
 
 #include "broker/declare/describe.h"
+#include "common/command_line.h"
 #include "common/format.h"
 
 namespace penstock {
@@ -124,23 +124,15 @@ ManPage& ManPage::Example(const std::string& lines) {
   return *this;
 }
 
-ManPage& ManPage::Synopsis(const CLI::App& app, const std::string& more) {
-  std::string line;
-  for (const CLI::App* above = app.get_parent(); above != nullptr;
-       above = above->get_parent()) {
-    line = above->get_name() + " " + line;
-  }
-  line = Format("\\fB{}\\fR", Escaped(line + app.get_name(), false));
-  if (!app.get_subcommands(nullptr).empty()) {
-    line += " \\fICOMMAND\\fR";
-  }
+ManPage& ManPage::Synopsis(const Command& command, const std::string& more) {
+  std::string line = Format("\\fB{}\\fR", Escaped(command.full_name(), false));
+  if (!command.commands().empty()) line += " \\fICOMMAND\\fR";
   line += " [\\fIOPTION\\fR]...";
-  for (const CLI::Option* option : app.get_options(nullptr)) {
-    if (!option->get_positional()) continue;
-    const std::string name =
-        Format("\\fI{}\\fR{}", Escaped(option->get_name(true), false),
-               option->get_expected_max() > 1 ? "..." : "");
-    line += option->get_required() ? " " + name : " [" + name + "]";
+  for (const DeclaredOption& option : command.options()) {
+    if (!option.positional) continue;
+    const std::string name = Format("\\fI{}\\fR{}", Escaped(option.name, false),
+                                    option.several ? "..." : "");
+    line += option.required ? " " + name : " [" + name + "]";
   }
   const size_t last = text_.rfind('\n', text_.size() - 2) + 1;
   if (text_.compare(last, 2, ".S") != 0) text_ += ".PP\n";
@@ -148,23 +140,11 @@ ManPage& ManPage::Synopsis(const CLI::App& app, const std::string& more) {
   return *this;
 }
 
-ManPage& ManPage::Options(const CLI::App& app) {
-  for (const CLI::Option* option : app.get_options(nullptr)) {
-    if (option->get_group().empty()) continue;
-    std::string value;
-    if (option->get_items_expected_max() > 0) {
-      value = option->get_type_name();
-      if (!option->get_default_str().empty()) {
-        value += " (" + option->get_default_str() + ")";
-      }
-    }
-    const bool positional = option->get_positional();
-    // Long before short.
-    const std::string term =
-        positional ? option->get_name(true) : option->get_name(false, true);
-    std::string text = Sentence(option->get_description());
-    if (option->get_required() && !positional) text += " Required.";
-    Item(term, positional ? "" : value, text);
+ManPage& ManPage::Options(const Command& command) {
+  for (const DeclaredOption& option : command.options()) {
+    std::string text = Sentence(option.text);
+    if (option.required && !option.positional) text += " Required.";
+    Item(option.name, option.positional ? "" : option.value, text);
   }
   return *this;
 }

@@ -5,9 +5,7 @@
 
 #include <string>
 
-namespace CLI {
-class App;
-}
+#include "common/command_line.h"
 
 namespace penstock {
 
@@ -26,9 +24,9 @@ class ManPage {
   // Lines as they are.
   ManPage& Example(const std::string& lines);
   // How the command is called: a line. more: what comes behind.
-  ManPage& Synopsis(const CLI::App& app, const std::string& more = "");
+  ManPage& Synopsis(const Command& command, const std::string& more = "");
   // Its options and arguments, as `--help` has them.
-  ManPage& Options(const CLI::App& app);
+  ManPage& Options(const Command& command);
   // Other pages: "penstock(1), penstockd(8)".
   ManPage& SeeAlso(const std::string& pages);
 

@@ -2,7 +2,6 @@
 // and its completion for bash.
 //
 //   penstock_man DATE FOLDER
-#include <CLI/CLI.hpp>
 #include <cstdlib>
 #include <set>
 #include <string>
@@ -10,6 +9,7 @@
 
 #include "client/command/recipe.h"
 #include "client/command/subcommand.h"
+#include "common/command_line.h"
 #include "common/format.h"
 #include "systemd/man/man_page.h"
 
@@ -17,22 +17,22 @@ namespace penstock {
 namespace {
 
 // A command, and those below it. name: behind `penstock`.
-void AddCommand(const CLI::App& command, const std::string& name,
+void AddCommand(const Command& command, const std::string& name,
                 ManPage* page) {
   page->Subsection(name).Synopsis(
       command, name == "run" ? "-- COMMAND [ARGUMENT]..." : "");
-  page->Paragraph(command.get_description() + ".");
+  page->Paragraph(command.text() + ".");
   page->Options(command);
-  if (!command.get_footer().empty()) page->Example(command.get_footer());
-  for (const CLI::App* below : command.get_subcommands(nullptr)) {
-    AddCommand(*below, name + " " + below->get_name(), page);
+  if (!command.footer().empty()) page->Example(command.footer());
+  for (const Command& below : command.commands()) {
+    AddCommand(below, name + " " + below.name(), page);
   }
 }
 
-std::string Page(const CLI::App& app, const std::string& date) {
+std::string Page(const Command& line, const std::string& date) {
   ManPage page("penstock", 1,
                "feeds the trainers of a host from one data loader", date);
-  page.Section("SYNOPSIS").Synopsis(app);
+  page.Section("SYNOPSIS").Synopsis(line);
   page.Section("DESCRIPTION")
       .Paragraph(
           "One broker reads and decodes the samples of a dataset once, and "
@@ -40,11 +40,11 @@ std::string Page(const CLI::App& app, const std::string& date) {
           "through shared memory. `penstock` starts such a broker for one "
           "command, or talks to the one that runs as a service, penstockd(8). "
           "What a dataset is says its spec, penstock-spec(5).")
-      .Example(app.get_footer());
-  page.Section("OPTIONS").Options(app);
+      .Example(line.footer());
+  page.Section("OPTIONS").Options(line);
   page.Section("COMMANDS");
-  for (const CLI::App* command : app.get_subcommands(nullptr)) {
-    AddCommand(*command, command->get_name(), &page);
+  for (const Command& command : line.commands()) {
+    AddCommand(command, command.name(), &page);
   }
   page.Section("EXIT STATUS")
       .Item("0", "", "Success.")
@@ -77,29 +77,28 @@ std::string Page(const CLI::App& app, const std::string& date) {
   return page.text();
 }
 
-void AddLongNames(const CLI::App& app, std::set<std::string>* names) {
-  for (const CLI::Option* option : app.get_options(nullptr)) {
-    if (option->get_group().empty()) continue;
-    for (const std::string& name : option->get_lnames()) {
+void AddLongNames(const Command& command, std::set<std::string>* names) {
+  for (const DeclaredOption& option : command.options()) {
+    for (const std::string& name : option.long_names) {
       names->insert("--" + name);
     }
   }
 }
 
 // Of a command and those below it.
-std::string LongNames(const CLI::App& command) {
+std::string LongNames(const Command& command) {
   std::set<std::string> names;
   AddLongNames(command, &names);
-  for (const CLI::App* below : command.get_subcommands(nullptr)) {
-    AddLongNames(*below, &names);
+  for (const Command& below : command.commands()) {
+    AddLongNames(below, &names);
   }
   return JoinText(names, " ");
 }
 
-std::string NamesBelow(const CLI::App& command) {
+std::string NamesBelow(const Command& command) {
   std::string names;
-  for (const CLI::App* below : command.get_subcommands(nullptr)) {
-    names += (names.empty() ? "" : " ") + below->get_name();
+  for (const Command& below : command.commands()) {
+    names += (names.empty() ? "" : " ") + below.name();
   }
   return names;
 }
@@ -120,14 +119,14 @@ std::string RecipeNames() {
 
 // Options of the command that is in the line; else the names of files, which
 // specs are.
-std::string Completion(const CLI::App& app) {
+std::string Completion(const Command& line) {
   std::set<std::string> own;
-  AddLongNames(app, &own);
+  AddLongNames(line, &own);
   std::string cases;
-  for (const CLI::App* command : app.get_subcommands(nullptr)) {
-    const std::string below = NamesBelow(*command);
-    cases += Format("    {}) options=\"{}\"{} ;;\n", command->get_name(),
-                    LongNames(*command),
+  for (const Command& command : line.commands()) {
+    const std::string below = NamesBelow(command);
+    cases += Format("    {}) options=\"{}\"{} ;;\n", command.name(),
+                    LongNames(command),
                     below.empty() ? "" : Format(" words=\"{}\"", below));
   }
   return Format(
@@ -158,7 +157,7 @@ std::string Completion(const CLI::App& app) {
       "  fi\n"
       "}}\n"
       "complete -o default -F _penstock penstock\n",
-      NamesBelow(app), JoinText(own, " "), cases, RecipeNames());
+      NamesBelow(line), JoinText(own, " "), cases, RecipeNames());
 }
 
 }  // namespace
@@ -167,9 +166,9 @@ std::string Completion(const CLI::App& app) {
 int main(int argc, char** argv) {
   if (argc != 3) return 2;
   const std::string folder = argv[2];
-  CLI::App app;
-  penstock::DeclareCommand(app, {});
-  penstock::WriteFile(folder + "/penstock.1", penstock::Page(app, argv[1]));
-  penstock::WriteFile(folder + "/penstock.bash", penstock::Completion(app));
+  penstock::CommandLine line("penstock");
+  penstock::DeclareCommand(line, {});
+  penstock::WriteFile(folder + "/penstock.1", penstock::Page(line, argv[1]));
+  penstock::WriteFile(folder + "/penstock.bash", penstock::Completion(line));
   return 0;
 }

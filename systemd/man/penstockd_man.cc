@@ -3,7 +3,6 @@
 // catalogue, the dataset spec as penstock-spec(5).
 //
 //   penstockd_man DATE FOLDER
-#include <CLI/CLI.hpp>
 #include <string>
 
 #include "broker/arguments.h"
@@ -12,6 +11,7 @@
 #include "broker/declare/describe.h"
 #include "broker/spec/dataset_spec.h"
 #include "broker/spec/describe.h"
+#include "common/command_line.h"
 #include "common/format.h"
 #include "systemd/man/man_page.h"
 
@@ -32,20 +32,19 @@ void Keys(const DeclarationBase& declared, ManPage* page) {
 }
 
 std::string DaemonPage(const std::string& date) {
-  CLI::App app;
+  CommandLine line("penstockd");
   Arguments arguments;
-  DeclareArguments(&app, &arguments);
-  app.name("penstockd");
+  DeclareArguments(line, &arguments);
   ManPage page("penstockd", 8, "the Penstock broker, a data loader for a host",
                date);
-  page.Section("SYNOPSIS").Synopsis(app);
-  page.Section("DESCRIPTION").Paragraph(app.get_description());
+  page.Section("SYNOPSIS").Synopsis(line);
+  page.Section("DESCRIPTION").Paragraph(line.text());
   page.Paragraph(
       "The service is penstockd.service, started by the first client of "
       "penstockd.socket or at boot. Who may use it are the members of the "
       "group penstock. It reads what its user, penstock, may read: `setfacl "
       "-m u:penstock:rx FOLDER`, or a group, gives it data.");
-  page.Section("OPTIONS").Options(app);
+  page.Section("OPTIONS").Options(line);
   page.Section("CONFIGURATION");
   page.Paragraph(
       "/etc/penstock/penstockd.yaml is one YAML document. Every key is "

@@ -13,7 +13,6 @@
 #include <sys/prctl.h>
 #include <unistd.h>
 
-#include <CLI/CLI.hpp>
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
@@ -28,6 +27,7 @@
 #include <vector>
 
 #include "client/command/table.h"
+#include "common/command_line.h"
 #include "tests/crash/judge.h"
 #include "tests/crash/storm_broker.h"
 #include "tests/crash/storm_producer.h"
@@ -684,34 +684,35 @@ class Storm {
 int Main(int argc, char** argv) {
   StormOptions options;
   StormRankOptions rank_options;
-  CLI::App app(
+  CommandLine line(
+      "crash_storm",
       "Kills a broker, ranks and producers of several jobs repeatedly, and "
       "proves that no row was lost, torn, or delivered twice unmarked.");
-  app.add_option("--kills", options.kills, "processes to kill")
-      ->capture_default_str();
-  app.add_option("--seed", options.seed, "decides who is killed, how, and when")
-      ->capture_default_str();
-  app.add_option("--seconds", options.seconds, "fails after this many seconds")
-      ->capture_default_str();
-  app.add_option("--pause-ms", options.pause_ms,
+  line.AddOption("--kills", &options.kills, "processes to kill").ShowDefault();
+  line.AddOption("--seed", &options.seed,
+                 "decides who is killed, how, and when")
+      .ShowDefault();
+  line.AddOption("--seconds", &options.seconds, "fails after this many seconds")
+      .ShowDefault();
+  line.AddOption("--pause-ms", &options.pause_ms,
                  "average time between two faults")
-      ->capture_default_str();
+      .ShowDefault();
   std::vector<std::string> kinds;
   for (const JobKind& kind : Kinds()) kinds.push_back(kind.name);
-  app.add_option("--kind", options.kinds,
+  line.AddOption("--kind", &options.kinds,
                  "storm only jobs of this kind; may be given several times")
-      ->check(CLI::IsMember(kinds));
-  app.add_option("--out", options.out,
+      .OneOf(kinds);
+  line.AddOption("--out", &options.out,
                  "folder to create for the logs; kept on a failure (default: "
                  "one in /tmp)");
-  app.add_flag("--json", options.json, "the result as JSON");
-  CLI::App* rank = app.add_subcommand("rank", "")->group("");
-  CLI::App* producer = app.add_subcommand("producer", "")->group("");
+  line.AddFlag("--json", &options.json, "the result as JSON");
+  Command rank = parent.AddCommand("rank", "").Hide();
+  Command producer = parent.AddCommand("producer", "").Hide();
   rank_options.AddTo(rank);
   rank_options.AddTo(producer);
-  CLI11_PARSE(app, argc, argv);
-  if (rank->parsed()) return RunStormRank(rank_options);
-  if (producer->parsed()) return RunStormProducer(rank_options);
+  line.ParseOrExit(argc, argv);
+  if (rank.parsed()) return RunStormRank(rank_options);
+  if (producer.parsed()) return RunStormProducer(rank_options);
 
   if (options.out.empty()) {
     options.out = (std::filesystem::temp_directory_path() / "storm-XXXXXX");

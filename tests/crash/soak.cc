@@ -9,7 +9,6 @@
 // out the first fifth, in which allocators and pools reach their size.
 #include <unistd.h>
 
-#include <CLI/CLI.hpp>
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
@@ -23,6 +22,7 @@
 
 #include "client/command/control_call.h"
 #include "client/command/table.h"
+#include "common/command_line.h"
 #include "tests/crash/judge.h"
 #include "tests/crash/storm_broker.h"
 #include "tests/crash/storm_rank.h"
@@ -417,18 +417,18 @@ class Soak {
 int Main(int argc, char** argv) {
   SoakOptions options;
   StormRankOptions rank_options;
-  CLI::App app(
+  CommandLine line(
+      "soak",
       "Attaches, detaches and kills ranks of many jobs of one broker, and "
       "proves that its memory and descriptors stay as they are.");
-  app.add_option("--minutes", options.minutes, "how long")
-      ->capture_default_str();
-  app.add_option("--seed", options.seed, "decides on the jobs and their ends")
-      ->capture_default_str();
-  app.add_flag("--json", options.json, "the result as JSON");
-  CLI::App* rank = app.add_subcommand("rank", "")->group("");
+  line.AddOption("--minutes", &options.minutes, "how long").ShowDefault();
+  line.AddOption("--seed", &options.seed, "decides on the jobs and their ends")
+      .ShowDefault();
+  line.AddFlag("--json", &options.json, "the result as JSON");
+  Command rank = parent.AddCommand("rank", "").Hide();
   rank_options.AddTo(rank);
-  CLI11_PARSE(app, argc, argv);
-  if (rank->parsed()) return RunStormRank(rank_options);
+  line.ParseOrExit(argc, argv);
+  if (rank.parsed()) return RunStormRank(rank_options);
 
   options.out = (std::filesystem::temp_directory_path() / "soak-XXXXXX");
   if (mkdtemp(options.out.data()) == nullptr) {

@@ -181,27 +181,27 @@ class StormRank {
 
 }  // namespace
 
-void StormRankOptions::AddTo(CLI::App* app) {
-  app->add_option("--kind", kind.name);
-  app->add_option("--delivery", kind.delivery);
-  app->add_option("--lag", kind.lag);
-  app->add_option("--on-rank-death", kind.on_rank_death);
-  app->add_option("--window", kind.window);
-  app->add_option("--ranks", kind.ranks);
-  app->add_option("--records", kind.records);
-  app->add_option("--batch", kind.batch);
-  app->add_option("--epochs", kind.epochs);
-  app->add_option("--hold", kind.hold);
-  app->add_flag("--stream", kind.stream);
-  app->add_option("--job", job);
-  app->add_option("--socket", socket);
-  app->add_option("--folder", folder);
-  app->add_option("--rank", rank);
-  app->add_option("--restart", restart);
-  app->add_option("--seed", seed);
-  app->add_option("--pace-us", pace_us);
-  app->add_option("--leave-after", leave_after);
-  app->add_option("--wait-after", wait_after);
+void StormRankOptions::AddTo(Command command) {
+  command.AddOption("--kind", &kind.name, "");
+  command.AddOption("--delivery", &kind.delivery, "");
+  command.AddOption("--lag", &kind.lag, "");
+  command.AddOption("--on-rank-death", &kind.on_rank_death, "");
+  command.AddOption("--window", &kind.window, "");
+  command.AddOption("--ranks", &kind.ranks, "");
+  command.AddOption("--records", &kind.records, "");
+  command.AddOption("--batch", &kind.batch, "");
+  command.AddOption("--epochs", &kind.epochs, "");
+  command.AddOption("--hold", &kind.hold, "");
+  command.AddFlag("--stream", &kind.stream, "");
+  command.AddOption("--job", &job, "");
+  command.AddOption("--socket", &socket, "");
+  command.AddOption("--folder", &folder, "");
+  command.AddOption("--rank", &rank, "");
+  command.AddOption("--restart", &restart, "");
+  command.AddOption("--seed", &seed, "");
+  command.AddOption("--pace-us", &pace_us, "");
+  command.AddOption("--leave-after", &leave_after, "");
+  command.AddOption("--wait-after", &wait_after, "");
 }
 
 std::vector<std::string> StormRankOptions::Arguments() const {

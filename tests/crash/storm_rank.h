@@ -3,10 +3,10 @@
 #ifndef TESTS_CRASH_STORM_RANK_H_
 #define TESTS_CRASH_STORM_RANK_H_
 
-#include <CLI/CLI.hpp>
 #include <cstdint>
 #include <string>
 
+#include "common/command_line.h"
 #include "tests/crash/job_kind.h"
 
 namespace penstock {
@@ -24,7 +24,7 @@ struct StormRankOptions {
   // Batches before it waits until the file `go` is in folder; 0: never.
   uint64_t wait_after = 0;
 
-  void AddTo(CLI::App* app);
+  void AddTo(Command command);
   // Command-line arguments of a child process.
   std::vector<std::string> Arguments() const;
 };

@@ -1,6 +1,7 @@
 """The installed package is complete: programs, types, and a module that needs no library
 of ours and exports nothing of its insides."""
 
+import importlib.metadata
 import os
 import pathlib
 import subprocess
@@ -50,6 +51,13 @@ def test_it_needs_nothing_newer_than_python_3_9():
          SOURCES / "penstock", SOURCES / "examples"],
         text=True, capture_output=True)
     assert result.returncode == 0, result.stdout + result.stderr
+
+
+def test_its_licence_comes_with_it():
+    distribution = importlib.metadata.distribution("penstock")
+    assert distribution.metadata["License-Expression"] == "Apache-2.0"
+    licence, = (file for file in distribution.files if file.name == "LICENSE")
+    assert licence.read_text() == (SOURCES.parent.parent / "LICENSE").read_text()
 
 
 def test_the_programs_come_with_it():

@@ -17,6 +17,8 @@
 
 #include "broker/delivery/delivery.h"
 #include "broker/job/launch.h"
+#include "broker/plan/mix.h"
+#include "broker/plan/shard_steps.h"
 #include "broker/recovery/restore.h"
 #include "common/format.h"
 #include "common/ring.h"

@@ -1,16 +1,17 @@
 // Promise: the broker takes and answers what its requests declare, no more and
-// no less, and so does the README. Method: each declared field is sent to a
-// broker with values of every wrong type and beyond each bound; each request is
-// sent once as it should be and its answer compared; the README's tables are
-// made again from the declaration.
+// no less, and so do the pages of common/requests/. Method: each declared field
+// is sent to a broker with values of every wrong type and beyond each bound;
+// each request is sent once as it should be and its answer compared; the tables
+// of the pages are made again from the declaration.
 #include "broker/request/requests.h"
 
 #include <cstdint>
+#include <filesystem>
 #include <fstream>
-#include <iterator>
 #include <limits>
 #include <nlohmann/json.hpp>
 #include <set>
+#include <sstream>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -312,7 +313,7 @@ TEST_F(RequestsTest, AnswersHaveTheDeclaredFieldsAndNoOthers) {
   }
 }
 
-// ---- the README
+// ---- the pages of common/requests/
 
 // Every list of fields once, under the requests that have it.
 std::vector<std::string> FieldTables() {
@@ -345,26 +346,32 @@ std::vector<std::string> FieldTables() {
   return tables;
 }
 
-TEST(RequestsReadmeTest, TablesAreTheDeclaration) {
+TEST(RequestsPagesTest, TablesAreTheDeclaration) {
   std::string all =
       "| request | what for | its descriptors | those of the answer | events "
       "after it |\n|---|---|---|---|---|\n";
-  std::string answers = "| answer to | field | meaning |\n|---|---|---|\n";
+  std::vector<std::string> tables = FieldTables();
   for (const DeclaredRequest& each : DeclaredRequests()) {
     all += Format("| `{}` | {} | {} | {} | {} |\n", each.op, each.text,
                   each.descriptors, each.answer_descriptors, each.events);
+    if (each.answer.empty()) continue;
+    std::string answer =
+        Format("Answer to `{}`:\n\n| field | meaning |\n|---|---|\n", each.op);
     for (const AnswerField& field : each.answer) {
-      answers +=
-          Format("| `{}` | `{}` | {} |\n", each.op, field.key, field.text);
+      answer += Format("| `{}` | {} |\n", field.key, field.text);
     }
+    tables.push_back(std::move(answer));
   }
-  std::vector<std::string> tables = FieldTables();
-  tables.insert(tables.end(), {all, answers});
-  std::ifstream file(PENSTOCK_SOURCE_DIR "/common/README.md");
-  const std::string readme{std::istreambuf_iterator<char>(file), {}};
+  tables.push_back(std::move(all));
+  std::stringstream text;
+  for (const auto& page : std::filesystem::directory_iterator(
+           PENSTOCK_SOURCE_DIR "/common/requests")) {
+    text << std::ifstream(page.path()).rdbuf() << "\n";
+  }
+  const std::string pages = text.str();
   for (const std::string& table : tables) {
-    EXPECT_NE(readme.find("\n" + table + "\n"), std::string::npos)
-        << "common/README.md must have:\n\n"
+    EXPECT_NE(pages.find("\n" + table + "\n"), std::string::npos)
+        << "a page of common/requests/ must have:\n\n"
         << table;
   }
 }

@@ -14,6 +14,7 @@
 #include <set>
 #include <vector>
 
+#include "broker/plan/mix.h"
 #include "broker/plan/plan.h"
 
 namespace penstock {

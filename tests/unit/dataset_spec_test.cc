@@ -1,4 +1,4 @@
-// Promise: a spec means what common/README.md says, and every error names its
+// Promise: a spec means what common/spec/ says, and every error names its
 // line and column, or its key in generated text. Method: the parser on valid
 // specs of every key, on one wrong spec per error, and on mutated text.
 #include "broker/spec/dataset_spec.h"

@@ -1,17 +1,18 @@
-// Promise: what people are told of a spec is what the parser does: the tables
-// of common/README.md are those of the declarations, every example parses,
-// every key is explained. Method: the declarations beside the README and the
-// parser.
+// Promise: what people are told of a spec is what the parser does: the pages
+// of common/spec/ have what is declared, every example parses, every key is
+// explained. Method: the declarations beside the pages and the parser.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <filesystem>
 #include <fstream>
-#include <map>
 #include <nlohmann/json.hpp>
 #include <sstream>
 #include <string>
+#include <vector>
 
 #include "broker/declare/declaration.h"
+#include "broker/declare/describe.h"
 #include "broker/spec/dataset_spec.h"
 #include "broker/spec/describe.h"
 
@@ -20,32 +21,34 @@ namespace {
 
 using testing::HasSubstr;
 
-std::string Readme() {
-  std::ifstream file(PENSTOCK_SOURCE_DIR "/common/README.md");
+// All pages of common/spec/, one after another.
+std::string Pages() {
   std::stringstream text;
-  text << file.rdbuf();
+  for (const auto& page : std::filesystem::directory_iterator(
+           PENSTOCK_SOURCE_DIR "/common/spec")) {
+    text << "\n" << std::ifstream(page.path()).rdbuf() << "\n";
+  }
   return text.str();
 }
 
-// The rows below this head of a table.
-std::string TableOf(const std::string& readme, const std::string& head) {
-  const size_t begin = readme.find(head + "\n");
-  if (begin == readme.npos) return "no table " + head;
-  const size_t rows = readme.find('\n', begin + head.size() + 1) + 1;
-  return readme.substr(rows, readme.find("\n\n", rows) + 1 - rows);
-}
-
-TEST(DescribeSpecTest, TheTablesOfTheReadmeAreThoseOfTheDeclarations) {
-  const std::string readme = Readme();
-  for (const auto& [key, head] : std::map<std::string, std::string>{
-           {"", "| key | value | default | meaning |"},
-           {"source", "| source | what, keys (default) | features |"},
-           {"map", "| operation | what, keys (default) | from → to |"},
-           {"others", "| mapping | what, keys (default) | value of |"}}) {
-    EXPECT_EQ(TableOf(readme, head), SpecTable(key))
-        << "put this below `" << head << "` of common/README.md:\n"
-        << SpecTable(key);
+TEST(DescribeSpecTest, TheSectionsOfThePagesAreThoseOfTheDeclarations) {
+  const std::string pages = Pages();
+  std::vector<std::string> sections = {"## Keys\n\n" +
+                                       KeyListOf(DatasetSpec::Declared())};
+  for (const Described& each : AllDescribed()) {
+    sections.push_back(MarkdownOf(each));
   }
+  for (const std::string& section : sections) {
+    EXPECT_NE(pages.find("\n" + section + "\n"), pages.npos)
+        << "a page of common/spec/ must have:\n\n"
+        << section;
+  }
+  size_t headings = 0;
+  for (size_t at = 0; (at = pages.find("\n## ", at)) != pages.npos; ++at) {
+    ++headings;
+  }
+  EXPECT_EQ(headings, sections.size())
+      << "common/spec/ has a section twice, or one that is not declared";
 }
 
 TEST(DescribeSpecTest, EveryExampleParses) {

@@ -14,8 +14,12 @@
 #include <set>
 #include <vector>
 
+#include "broker/plan/concatenate.h"
+#include "broker/plan/file_runs.h"
+#include "broker/plan/mix.h"
 #include "broker/plan/plan.h"
 #include "broker/plan/select.h"
+#include "broker/plan/subset.h"
 #include "broker/plan/windows.h"
 
 namespace penstock {

@@ -13,6 +13,8 @@
 
 #include "broker/plan/plan.h"
 #include "broker/plan/select.h"
+#include "broker/plan/shard_by_file.h"
+#include "broker/plan/shard_steps.h"
 
 namespace penstock {
 namespace {

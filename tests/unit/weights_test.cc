@@ -16,6 +16,7 @@
 #include <set>
 #include <vector>
 
+#include "broker/plan/mix.h"
 #include "broker/plan/plan.h"
 #include "common/job_state.h"
 

@@ -11,7 +11,7 @@
 Each step returns a new Dataset. Nothing is read or checked here: the broker
 checks a spec at the attach (``penstock check`` does so at any time), and its errors
 name the key (``spec: map[0].cast.dtype: ...``). None stands for the spec's default,
-below in parentheses; common/README.md documents the format.
+below in parentheses; common/spec/ documents the format.
 
 A spec has no order of its steps, but for those of ``map`` and those that select
 records. So a selection that tf.data would make of something else, such as ``take``
@@ -29,7 +29,7 @@ from penstock.operations import Operation
 from penstock.spec_values import (Files, Path, absolute, absolute_files, dtype_name,
                                   features_of, given, optional_dtype, plain)
 
-# Of each step that a spec has once: what to write instead of a second call.
+# What to write instead of a second call of a step that a spec has once.
 _INSTEAD_OF_A_SECOND = {
     "shuffle": "it shuffles all records, so one is enough",
     "cache": "a dataset has one cache: at=N says behind which step of map",
@@ -383,7 +383,7 @@ class Dataset:
             for kind, options in source.items() if isinstance(source, dict) else ():
                 if not isinstance(options, dict):
                     continue
-                # Of image_folder, labels are no file.
+                # The labels of image_folder are no file.
                 options.update({key: found_from_here(options[key])
                                 for key in ("files", "path", "file", "folder", "object",
                                             "images", "labels")

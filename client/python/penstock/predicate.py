@@ -66,7 +66,7 @@ def kept_records(spec: Dict[str, Any], function: Callable[..., Any]) -> str:
             f"{folder}: {error.strerror}: the answers of a filter are kept there; "
             "PENSTOCK_CACHE_DIR names another folder") from None
     with lock:
-        # Of several ranks one asks, and the others wait for its answers.
+        # One of several ranks asks, and the others wait for its answers.
         fcntl.flock(lock, fcntl.LOCK_EX)
         _put(os.path.join(folder, "function.pickle"), pickled)
         _put(os.path.join(folder, "predicate.py"), _MODULE.format(

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import itertools
 import os
 import socket as sockets
 import warnings
@@ -25,11 +26,13 @@ import torch
 from torch import distributed
 from torch.utils import data
 
-from penstock import _core, called, errors
+from penstock import _core, errors, map_style
 from penstock.batch import Batch
 from penstock.dataset import Dataset
 from penstock.reader import (Epoch, Reader, State, attach, no_epoch_left,
                              state_text)
+
+Tensors = Dict[str, torch.Tensor]
 
 # Arguments of PyTorch's DataLoader, and where a spec has them instead.
 _ELSEWHERE = {
@@ -52,13 +55,9 @@ for _name in ("persistent_workers", "multiprocessing_context", "worker_init_fn",
     _ELSEWHERE[_name] = _ELSEWHERE["num_workers"]
 _ELSEWHERE["batch_sampler"] = _ELSEWHERE["generator"] = _ELSEWHERE["sampler"]
 
-# What means nothing here: the broker decides it for all ranks.
-_WITHOUT_MEANING = ("persistent_workers", "multiprocessing_context", "in_order",
-                    "prefetch_factor", "pin_memory_device")
-
 _UNSET: Any = object()
 
-_loaders = 0  # of datasets of Python, in this process
+_numbers = itertools.count()  # the loaders of map-style datasets, in this process
 _told: Set[str] = set()
 
 
@@ -147,9 +146,6 @@ class DataLoader(data.IterableDataset):  # type: ignore[misc]
                  features: Optional[Sequence[str]] = None,
                  device: Union[str, torch.device, None] = None,
                  **options: Any):
-        given = {name: value for name, value in locals().items()
-                 if name in _ELSEWHERE and value is not None
-                 and value is not _UNSET}
         unknown = set(options) - set(inspect.signature(attach).parameters)
         if unknown:
             raise TypeError("penstock.torch.DataLoader has no argument "
@@ -157,97 +153,36 @@ class DataLoader(data.IterableDataset):  # type: ignore[misc]
         if batch_size is None:
             raise TypeError("batch_size=None: samples come as batches; take "
                             "batch_size=1, or collate_fn=lambda rows: rows[0]")
-        global _loaders
-        self._collate: Optional[Callable[[List[Any]], Any]] = None
-        self._nested = not isinstance(
-            dataset, (type(None), str, bytes, os.PathLike, Dataset))
-        self._source = dataset
+        given = {name: value for name, value in dict(
+            batch_size=None if batch_size is _UNSET else batch_size, shuffle=shuffle,
+            sampler=sampler, batch_sampler=batch_sampler, num_workers=num_workers,
+            collate_fn=collate_fn, pin_memory=pin_memory, drop_last=drop_last,
+            timeout=timeout, worker_init_fn=worker_init_fn,
+            multiprocessing_context=multiprocessing_context, generator=generator,
+            prefetch_factor=prefetch_factor, persistent_workers=persistent_workers,
+            pin_memory_device=pin_memory_device, in_order=in_order, seed=seed,
+            max_bytes=max_bytes, on_error=on_error).items() if value is not None}
         self._options = options
-        self._split = options.get("delivery", "split") == "split"
+        self._split = (options.get("delivery") or "split") == "split"
         self._chosen = features
         self._device = None if device is None else torch.device(device)
+        self.pin_memory = bool(pin_memory)
         self._reader: Optional[Reader] = None
         self._left: Optional[int] = None  # the epoch of a loop that has not ended it
-        self._epoch: Optional[int] = None  # of set_epoch
+        self._epoch: Optional[int] = None  # what set_epoch has been told
         self._loop = 0  # the number of the newest loop
-        if self._nested:
-            self._number = _loaders
-            _loaders += 1
-            self._keep(dataset, given)
-        elif given:
-            name = next(iter(given))
-            raise TypeError(f"penstock.torch.DataLoader of a spec has no {name!r}: "
-                            + _ELSEWHERE[name])
-        else:
+        self._rows: Union[_Spec, _MapStyle]
+        if isinstance(dataset, (type(None), str, bytes, os.PathLike, Dataset)):
+            self._rows = _Spec(dataset, **given)
             self._attach()
-
-    def _keep(self, dataset: Any, given: Dict[str, Any]) -> None:
-        """Sets the attributes that PyTorch's has."""
-        batches = given.get("batch_sampler")
-        if batches is not None:
-            if type(batches) is not data.BatchSampler:
-                raise TypeError(
-                    "batch_sampler: wanted a torch.utils.data.BatchSampler; others may "
-                    "give batches of any size: give sampler and batch_size")
-            given = {**given, "sampler": batches.sampler,
-                     "batch_size": batches.batch_size,
-                     "drop_last": batches.drop_last}
-        if isinstance(dataset, data.IterableDataset) and (
-                type(dataset).__getitem__ is data.Dataset.__getitem__):
-            raise TypeError(
-                f"{type(dataset).__name__} is an IterableDataset, which has no "
-                "positions to shuffle, share or resume: put its rows with "
-                "penstock.producer")
-        for method in ("__len__", "__getitem__"):
-            if not hasattr(type(dataset), method):
-                raise TypeError(f"{type(dataset).__name__} has no {method}: wanted a "
-                                "map-style dataset")
-        self.dataset = dataset
-        self.batch_size = given.get("batch_size", 1)
-        if not isinstance(self.batch_size, int) or self.batch_size < 1:
-            raise ValueError(f"batch_size: wanted a whole number from 1, found "
-                             f"{self.batch_size!r}")
-        self.sampler = given.get("sampler")
-        self.drop_last = bool(given.get("drop_last", False))
-        self.num_workers = given.get("num_workers", 0)
-        self.collate_fn = given.get("collate_fn")
-        self.pin_memory = bool(given.get("pin_memory", False))
-        self.generator = given.get("generator")
-        self.timeout = given.get("timeout", 0)
-        self.worker_init_fn = given.get("worker_init_fn")
-        self._shuffle = bool(given.get("shuffle", False))
-        self._seed = given.get("seed")
-        self._max_bytes = given.get("max_bytes")
-        self._on_error = given.get("on_error", "fail")
-        if self._shuffle and self.sampler is not None:
-            raise TypeError("shuffle and sampler both give the order: give one")
-        if self.collate_fn is not None and (
-                self.collate_fn is not data.default_collate):
-            self._collate = self.collate_fn
-        _tell(f"penstock.torch.DataLoader: {', '.join(meaningless)} "
-              f"{'means' if len(meaningless) == 1 else 'mean'} nothing here: the "
-              "broker decides it for all ranks"
-              if (meaningless := [name for name in _WITHOUT_MEANING if name in given])
-              else "")
-        self._set_order(self.sampler)
-
-    def _set_order(self, sampler: Any) -> None:
-        """Sets ``_order``, what the broker asks for the order; None: it makes one."""
-        self._order = sampler
-        if isinstance(sampler, data.DistributedSampler):
-            self._shuffle = sampler.shuffle
-            self._seed = sampler.seed if self._seed is None else self._seed
-            # Validation that drops the last rows comes back to them in another loader.
-            self._order = (range(sampler.total_size)
-                           if sampler.drop_last and not sampler.shuffle else None)
-            self._sampler_epoch = sampler.epoch
-            _tell("penstock.torch.DataLoader: the ranks share each epoch without the "
-                  "DistributedSampler, and no row comes twice to make their parts equal")
-        elif type(sampler) is data.SequentialSampler:
-            self._order = None
-        elif type(sampler) is data.RandomSampler and not sampler.replacement and (
-                sampler.num_samples == len(self.dataset)):
-            self._shuffle, self._order = True, None
+            return
+        self._rows = rows = _MapStyle(dataset, **given)
+        # The attributes that PyTorch's has.
+        self.dataset, self.batch_size = rows.dataset, rows.batch_size
+        self.sampler, self.drop_last = rows.sampler, rows.drop_last
+        self.num_workers, self.collate_fn = rows.num_workers, rows.collate_fn
+        self.worker_init_fn, self.timeout = rows.worker_init_fn, rows.timeout
+        self.generator = generator
 
     @property
     def reader(self) -> Reader:
@@ -256,65 +191,35 @@ class DataLoader(data.IterableDataset):  # type: ignore[misc]
 
     def _attach(self) -> Reader:
         ranks = _ranks(self._options)
-        options = dict(self._options)
-        source = self._source
-        if self._nested:
-            source, options = self._spec(options, ranks)
+        source, options = self._rows.source(dict(self._options), ranks)
         if ranks is not None:
             options.update(rank=ranks.rank, world_size=ranks.world_size,
                            local_world_size=ranks.local_world_size)
         reader = attach(source, **options)
         self._features = (None if self._chosen is None else
                           reader.element_spec.chosen(self._chosen))
-        self._tree = called.tree_of(reader.structure, reader.element_spec)
         self._reader = reader
+        self._rows.attached(reader)
         self._ranks_known = reader.world_size > 1 or "world_size" in options
-        if self._nested and self._split and not self.drop_last:
-            left = reader.sample_count % (self.batch_size * reader.world_size)
-            _tell(f"penstock.torch.DataLoader: the last batch of an epoch has {left} "
-                  f"rows, fewer than the {reader.world_size} ranks: some get a batch of "
-                  "no rows, whose mean loss is NaN. drop_last=True leaves it out"
-                  if 0 < left < reader.world_size else "")
         return reader
 
-    def _spec(self, options: Dict[str, Any],
-              ranks: Optional[called.Ranks]) -> Tuple[Dataset, Dict[str, Any]]:
-        """The spec of the dataset, and options of ``attach``."""
-        seed = self._seed
-        if seed is None:
-            seed = 0 if self.generator is None else self.generator.initial_seed()
-        name = f"{called.type_name(self.dataset)}-{self._number}-{called.launch(ranks)}"
-        socket = options.pop("socket", None) or called.own_socket(ranks)
-        spec = called.spec_of(
-            name, socket, self.dataset, sampler=self._order,
-            worker_init_fn=self.worker_init_fn, pickled=self._collate is not None,
-            max_bytes=self._max_bytes, processes=self.num_workers or None)
-        if self._shuffle:
-            spec = spec.shuffle(seed=seed % (1 << 63))
-        spec = spec.seed(seed % (1 << 63)).batch(
-            per_rank=self.batch_size, last="drop" if self.drop_last else "partial"
-        ).on_error(self._on_error).repeat(None)
-        # As many rows under way as PyTorch has, so that a slow one holds up no other.
-        makers = self.num_workers or len(os.sched_getaffinity(0))
-        spec = spec.prefetch(min(max(2 * makers, 2), 8))
-        if self.timeout and "timeout_s" not in options:
-            options["timeout_s"] = self.timeout
-        return spec, {"job": name, **options, "socket": socket}
+    def _steps(self) -> Optional[int]:
+        """Steps of an epoch, where they are known before it is attached."""
+        if self._reader is not None or not self._split:
+            return None
+        return self._rows.steps(_world_size(self._options))
 
     def __len__(self) -> int:
         """Steps of an epoch; TypeError in dynamic delivery and of a stream."""
-        if self._reader is None and self._split:
-            rows = len(self.dataset if self._order is None else self._order)
-            batch = self.batch_size * _world_size(self._options)
-            return int(rows // batch if self.drop_last else -(-rows // batch))
-        return len(Epoch(self.reader, self.reader.epoch))
+        steps = self._steps()
+        return len(Epoch(self.reader, self.reader.epoch)) if steps is None else steps
 
     def __iter__(self) -> Iterator[Any]:
         if data.get_worker_info() is not None:
             raise errors.FailedPrecondition(
                 "penstock.torch.DataLoader in a worker of PyTorch's: give that one "
                 "num_workers=0; processes of the broker make the samples")
-        if self._reader is None and self._split and len(self) == 0:
+        if self._steps() == 0:
             return
         reader = self.reader
         if not self._ranks_known and _world_size(self._options) > 1:
@@ -343,12 +248,10 @@ class DataLoader(data.IterableDataset):  # type: ignore[misc]
 
     def _seek(self, reader: Reader) -> None:
         """Goes to the epoch that the next loop is of."""
-        sampler = getattr(self, "sampler", None)
-        if isinstance(sampler, data.DistributedSampler) and (
-                sampler.epoch != self._sampler_epoch):
-            self._epoch = self._sampler_epoch = sampler.epoch
-        # As PyTorch's: a new loop is a new epoch.
-        anew = self._nested and self._left == reader.epoch
+        chosen = self._rows.epoch()
+        if chosen is not None:
+            self._epoch = chosen
+        anew = self._rows.loop_is_epoch and self._left == reader.epoch
         if anew and self._split and reader.state_dict()["epoch"] != reader.epoch:
             reader._take()  # left at its last batch: only the end is to be taken
             anew = False
@@ -371,37 +274,21 @@ class DataLoader(data.IterableDataset):  # type: ignore[misc]
         self._epoch = epoch
 
     def _result(self, batch: Batch) -> Any:
-        if self._nested and self._features is None:
-            found: Dict[str, torch.Tensor] = {}
-            stats = self.reader.stats()
-            # A loop that keeps its batches gets copies: the broker needs the memory.
-            copies = stats["held"] >= stats["hold_max"]
-
-            def tensor(name: str) -> torch.Tensor:
-                if not found:
-                    found.update(self._tensors(batch))
-                return found[name].clone() if copies else found[name]
-
-            result = called.rebuild(self._tree, batch.__getitem__, tensor)
-            return result if self._collate is None else self._collate(result)
-        tensors = self._tensors(batch)
         if self._features is None:
-            return tensors
+            return self._rows.result(batch, self.reader, self._tensors)
+        tensors = self._tensors(batch)
         return tuple(tensors[name] for name in self._features)
 
-    def _tensors(self, batch: Batch) -> Dict[str, torch.Tensor]:
+    def _tensors(self, batch: Batch) -> Tensors:
         tensors = batch.torch()
-        if self._nested and self.pin_memory and torch.cuda.is_available():
+        to = "cpu" if self._device is None else self._device.type
+        if to == "cuda" or self.pin_memory and torch.cuda.is_available():
             tensors = {name: tensor.pin_memory() for name, tensor in tensors.items()}
-        if self._device is None or self._device.type == "cpu":
-            return tensors
-        if self._device.type == "cuda":
+        if to != "cpu":
             # PyTorch keeps the pinned memory until the copy is done.
-            return {name: tensor.pin_memory().to(self._device,
-                                                 non_blocking=True)
-                    for name, tensor in tensors.items()}
-        return {name: tensor.to(self._device)
-                for name, tensor in tensors.items()}
+            tensors = {name: tensor.to(self._device, non_blocking=to == "cuda")
+                       for name, tensor in tensors.items()}
+        return tensors
 
     @property
     def epoch(self) -> int:
@@ -445,7 +332,187 @@ class DataLoader(data.IterableDataset):  # type: ignore[misc]
         self.close()
 
 
-def _ranks(options: Dict[str, Any]) -> Optional[called.Ranks]:
+class _Spec:
+    """Rows of a spec, which says all of them: batches are tensors by feature."""
+
+    # After a ``break`` the next loop is of the rest of the epoch.
+    loop_is_epoch = False
+
+    def __init__(self, spec: Any, **given: Any):
+        for name in given:
+            raise TypeError(f"penstock.torch.DataLoader of a spec has no {name!r}: "
+                            + _ELSEWHERE[name])
+        self._spec = spec
+
+    def source(self, options: Dict[str, Any],
+               ranks: Optional[map_style.Ranks]) -> Tuple[Any, Dict[str, Any]]:
+        """What ``attach`` takes: a spec, and options."""
+        return self._spec, options
+
+    def attached(self, reader: Reader) -> None:
+        """Learns from the Reader what is delivered."""
+
+    def steps(self, world_size: int) -> Optional[int]:
+        """Steps of an epoch that the ranks divide; None: the broker knows them."""
+        return None
+
+    def epoch(self) -> Optional[int]:
+        """The epoch of the next loop, where a sampler was set to another one."""
+        return None
+
+    def result(self, batch: Batch, reader: Reader,
+               tensors: Callable[[Batch], Tensors]) -> Any:
+        """What the loop gets."""
+        return tensors(batch)
+
+
+class _MapStyle:
+    """Rows of a map-style dataset of Python, with PyTorch's arguments: batches are
+    nested as its samples are. Its methods are those of _Spec."""
+
+    # After a ``break`` the next loop is of the next epoch, as PyTorch's.
+    loop_is_epoch = True
+
+    def __init__(self, dataset: Any, *, batch_size: int = 1, shuffle: bool = False,
+                 sampler: Any = None, batch_sampler: Any = None, num_workers: int = 0,
+                 collate_fn: Optional[Callable[[List[Any]], Any]] = None,
+                 pin_memory: bool = False, drop_last: bool = False, timeout: float = 0,
+                 worker_init_fn: Optional[Callable[[int], None]] = None,
+                 generator: Optional[torch.Generator] = None, seed: Optional[int] = None,
+                 max_bytes: Optional[int] = None, on_error: str = "fail",
+                 **meaningless: Any):
+        self._number = next(_numbers)
+        if batch_sampler is not None:
+            if type(batch_sampler) is not data.BatchSampler:
+                raise TypeError(
+                    "batch_sampler: wanted a torch.utils.data.BatchSampler; others may "
+                    "give batches of any size: give sampler and batch_size")
+            sampler, batch_size, drop_last = (
+                batch_sampler.sampler, batch_sampler.batch_size, batch_sampler.drop_last)
+        if isinstance(dataset, data.IterableDataset) and (
+                type(dataset).__getitem__ is data.Dataset.__getitem__):
+            raise TypeError(
+                f"{type(dataset).__name__} is an IterableDataset, which has no "
+                "positions to shuffle, share or resume: put its rows with "
+                "penstock.producer")
+        for method in ("__len__", "__getitem__"):
+            if not hasattr(type(dataset), method):
+                raise TypeError(f"{type(dataset).__name__} has no {method}: wanted a "
+                                "map-style dataset")
+        if not isinstance(batch_size, int) or batch_size < 1:
+            raise ValueError("batch_size: wanted a whole number from 1, found "
+                             f"{batch_size!r}")
+        if shuffle and sampler is not None:
+            raise TypeError("shuffle and sampler both give the order: give one")
+        self.dataset, self.batch_size = dataset, batch_size
+        self.sampler, self.drop_last = sampler, bool(drop_last)
+        self.num_workers, self.collate_fn = num_workers, collate_fn
+        self.worker_init_fn, self.timeout = worker_init_fn, timeout
+        self._max_bytes, self._on_error = max_bytes, on_error
+        self._collate = None if collate_fn is data.default_collate else collate_fn
+        names = sorted(meaningless)
+        _tell(f"penstock.torch.DataLoader: {', '.join(names)} "
+              f"{'means' if len(names) == 1 else 'mean'} nothing here: the "
+              "broker decides it for all ranks" if names else "")
+        self._order = _Order(dataset, shuffle, sampler, seed, generator)
+
+    def source(self, options: Dict[str, Any],
+               ranks: Optional[map_style.Ranks]) -> Tuple[Any, Dict[str, Any]]:
+        name = (f"{map_style.type_name(self.dataset)}-{self._number}-"
+                f"{map_style.launch(ranks)}")
+        socket = options.pop("socket", None) or map_style.own_socket(ranks)
+        spec = map_style.spec_of(
+            name, socket, self.dataset, sampler=self._order.sampler,
+            worker_init_fn=self.worker_init_fn, pickled=self._collate is not None,
+            max_bytes=self._max_bytes, processes=self.num_workers or None)
+        seed = self._order.seed()
+        if self._order.shuffle:
+            spec = spec.shuffle(seed=seed)
+        spec = spec.seed(seed).batch(
+            per_rank=self.batch_size, last="drop" if self.drop_last else "partial"
+        ).on_error(self._on_error).repeat(None)
+        # As many rows under way as PyTorch has, so that a slow one holds up no other.
+        makers = self.num_workers or len(os.sched_getaffinity(0))
+        spec = spec.prefetch(min(max(2 * makers, 2), 8))
+        if self.timeout and "timeout_s" not in options:
+            options["timeout_s"] = self.timeout
+        return spec, {"job": name, **options, "socket": socket}
+
+    def attached(self, reader: Reader) -> None:
+        self._tree = map_style.tree_of(reader.structure, reader.element_spec)
+        if self.drop_last or reader.delivery != "split":
+            return
+        left = reader.sample_count % (self.batch_size * reader.world_size)
+        _tell(f"penstock.torch.DataLoader: the last batch of an epoch has {left} "
+              f"rows, fewer than the {reader.world_size} ranks: some get a batch of "
+              "no rows, whose mean loss is NaN. drop_last=True leaves it out"
+              if 0 < left < reader.world_size else "")
+
+    def steps(self, world_size: int) -> Optional[int]:
+        sampler = self._order.sampler
+        rows = len(self.dataset if sampler is None else sampler)
+        batch = self.batch_size * world_size
+        return int(rows // batch if self.drop_last else -(-rows // batch))
+
+    def epoch(self) -> Optional[int]:
+        return self._order.epoch()
+
+    def result(self, batch: Batch, reader: Reader,
+               tensors: Callable[[Batch], Tensors]) -> Any:
+        found: Tensors = {}
+        stats = reader.stats()
+        # A loop that keeps its batches gets copies: the broker needs the memory.
+        copies = stats["held"] >= stats["hold_max"]
+
+        def tensor(name: str) -> torch.Tensor:
+            if not found:
+                found.update(tensors(batch))
+            return found[name].clone() if copies else found[name]
+
+        rows = map_style.rebuild(self._tree, batch.__getitem__, tensor)
+        return rows if self._collate is None else self._collate(rows)
+
+
+class _Order:
+    """The order of a map-style dataset's rows, by PyTorch's arguments."""
+
+    def __init__(self, dataset: Any, shuffle: bool, sampler: Any, seed: Optional[int],
+                 generator: Optional[torch.Generator]):
+        self.shuffle = shuffle
+        self.sampler = sampler  # what the broker asks; None: it makes the order
+        self._seed, self._generator = seed, generator
+        self._distributed: Any = None
+        if isinstance(sampler, data.DistributedSampler):
+            self.shuffle = sampler.shuffle
+            self._seed = sampler.seed if seed is None else seed
+            # Validation that drops the last rows comes back to them in another loader.
+            self.sampler = (range(sampler.total_size)
+                            if sampler.drop_last and not sampler.shuffle else None)
+            self._distributed, self._epoch = sampler, sampler.epoch
+            _tell("penstock.torch.DataLoader: the ranks share each epoch without the "
+                  "DistributedSampler, and no row comes twice to make their parts equal")
+        elif type(sampler) is data.SequentialSampler:
+            self.sampler = None
+        elif type(sampler) is data.RandomSampler and not sampler.replacement and (
+                sampler.num_samples == len(dataset)):
+            self.shuffle, self.sampler = True, None
+
+    def seed(self) -> int:
+        """The seed of the order and of the dataset's random numbers."""
+        seed = self._seed
+        if seed is None:
+            seed = 0 if self._generator is None else self._generator.initial_seed()
+        return seed % (1 << 63)
+
+    def epoch(self) -> Optional[int]:
+        """The epoch that a DistributedSampler was set to since the last call."""
+        if self._distributed is None or self._distributed.epoch == self._epoch:
+            return None
+        self._epoch = self._distributed.epoch
+        return int(self._epoch)
+
+
+def _ranks(options: Dict[str, Any]) -> Optional[map_style.Ranks]:
     """The ranks of torch.distributed, unless the options or a launcher number them:
     of torch.multiprocessing.spawn or Lightning. All ranks ask."""
     if (options.get("world_size") is not None or _core.launch()[1] > 1
@@ -469,11 +536,11 @@ def _group_size() -> int:
 
 
 @functools.lru_cache(maxsize=None)
-def _gathered(rank: int, world_size: int) -> called.Ranks:
+def _gathered(rank: int, world_size: int) -> map_style.Ranks:
     places: List[Any] = [None] * world_size
     distributed.all_gather_object(places, (sockets.gethostname(), os.getpid()))
     here = [place for place in places if place[0] == places[rank][0]]
-    return called.Ranks(rank, world_size, len(here), "-".join(map(str, places[0])))
+    return map_style.Ranks(rank, world_size, len(here), "-".join(map(str, places[0])))
 
 
 def _tell(text: str) -> None:

@@ -28,7 +28,7 @@ from penstock import _core, errors
 from penstock.dataset import Dataset
 from penstock.private_broker import environment
 
-# Of buffers in the file: so that any dtype is aligned, and pages are whole.
+# Where buffers begin in the file: any dtype is aligned, and pages are whole.
 _ALIGN = 4096
 _HEAD = struct.Struct("<8sQQ")  # magic, place of the table, number of pieces
 # Buffers that are worth a place of their own.

@@ -1,0 +1,62 @@
+#include "broker/plan/select_context.h"
+
+#include <set>
+
+#include "common/quantity.h"
+
+namespace penstock {
+
+StatusOr<Column> FindColumn(const std::string& name,
+                            const SelectContext& context) {
+  std::set<std::string> known(context.readable.begin(), context.readable.end());
+  for (const Column& column : context.columns) {
+    if (column.name == name) return column;
+    known.insert(column.name);
+  }
+  std::string names;
+  for (const std::string& each : known) {
+    names += (names.empty() ? "" : ", ") + each;
+  }
+  return InvalidArgumentError(
+      "this source has no column '{}'; it has {}", name,
+      names.empty()
+          ? "none, but `penstock filter` judges records by a Python function"
+          : names);
+}
+
+std::string TextOf(const ColumnValue& value) {
+  if (const auto* text = std::get_if<std::string>(&value)) return *text;
+  if (const auto* whole = std::get_if<int64_t>(&value)) {
+    return Format("{}", *whole);
+  }
+  return Format("{}", std::get<double>(value));
+}
+
+std::optional<double> NumberOf(const ColumnValue& value) {
+  if (const auto* whole = std::get_if<int64_t>(&value)) {
+    return static_cast<double>(*whole);
+  }
+  if (const auto* real = std::get_if<double>(&value)) return *real;
+  return std::nullopt;
+}
+
+uint64_t BytesOfValue(const std::string& text) {
+  constexpr uint64_t kNodeBytes = 96;
+  return text.capacity() + kNodeBytes;
+}
+
+Status NothingLeft(uint64_t of) {
+  return InvalidArgumentError("nothing is left of {}; leave fewer out",
+                              Counted(of, "record", "records"));
+}
+
+Status CheckSameEachPass(const Order& order, std::string_view step) {
+  if (!order.draws() && order.shuffled_parts() == 0) return OkStatus();
+  return InvalidArgumentError(
+      "{} has other records at the same place in each pass: put `{}` before "
+      "it{}",
+      order.draws() ? "a sample" : "a mix", step,
+      order.draws() ? "" : ", or into the `select` of each part of the mix");
+}
+
+}  // namespace penstock
