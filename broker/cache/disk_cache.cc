@@ -296,7 +296,7 @@ Status DiskCache::Begin(const Options& options, uint64_t records,
   return OkStatus();
 }
 
-StatusOr<std::unique_ptr<DiskCache>> DiskCache::Open(const Options& options,
+StatusOr<std::shared_ptr<DiskCache>> DiskCache::Open(const Options& options,
                                                      uint64_t records,
                                                      const RawSpec& features) {
   StatusOr<Opened> opened = options.writes ? OpenToWrite(options, records)
@@ -309,7 +309,7 @@ StatusOr<std::unique_ptr<DiskCache>> DiskCache::Open(const Options& options,
   }
   if (!opened.ok()) return opened.status();
   const uint64_t bytes = opened->entries_bytes;
-  std::unique_ptr<DiskCache> cache(
+  std::shared_ptr<DiskCache> cache(
       new DiskCache(*std::move(opened), options, records, features));
   PENSTOCK_RETURN_IF_ERROR(cache->LoadPlaces(bytes));
   return cache;
@@ -318,18 +318,18 @@ StatusOr<std::unique_ptr<DiskCache>> DiskCache::Open(const Options& options,
 DiskCache::DiskCache(Opened opened, const Options& options, uint64_t records,
                      const RawSpec& features)
     : RowCache(records, features),
+      held_(options.held),
       path_(std::filesystem::path(options.files.index).parent_path()),
       bytes_max_(std::min(options.bytes, kBytesMax)),
       zstd_(options.zstd),
       snapshot_(options.snapshot),
-      index_(std::make_shared<const Fd>(std::move(opened.index))),
-      entries_file_(std::make_shared<const Fd>(std::move(opened.entries))),
+      index_(std::move(opened.index)),
+      entries_file_(std::move(opened.entries)),
       places_at_(opened.header.PlacesAt()),
       writes_(opened.writes),
-      nowait_(SupportsNowait(entries_file_->get())),
+      nowait_(SupportsNowait(entries_file_.get())),
       left_(records),
-      complete_(
-          std::make_shared<std::atomic<bool>>(opened.header.complete != 0)),
+      complete_(opened.header.complete != 0),
       header_(std::make_unique<Header>(opened.header)) {}
 
 DiskCache::~DiskCache() = default;
@@ -342,7 +342,7 @@ Status DiskCache::LoadPlaces(uint64_t entries_bytes) {
   for (uint64_t first = 0; first < records(); first += words.size()) {
     const size_t count = static_cast<size_t>(
         std::min<uint64_t>(words.size(), records() - first));
-    if (!ReadAll(index_->get(), places_at_ + PlacesBytes(first),
+    if (!ReadAll(index_.get(), places_at_ + PlacesBytes(first),
                  WritableBytes(words, count))) {
       return DataLossError("{}: its index ends at record {}: remove it", path_,
                            first);
@@ -378,7 +378,7 @@ Status DiskCache::LoadPlaces(uint64_t entries_bytes) {
           path_);
     }
   } else if (snapshot_ && placed == records()) {
-    Seal();
+    StartSealing();
   }
   return OkStatus();
 }
@@ -392,7 +392,7 @@ bool DiskCache::Locate(uint64_t record, ReadRequest* request) const {
   request->access = nullptr;
   request->nowait = nowait_;
   request->align = 0;
-  request->fd = entries_file_->get();
+  request->fd = entries_file_.get();
   request->map = {};
   request->offset = place->first * kGranule;
   request->bytes = place->count * kGranule;
@@ -487,7 +487,7 @@ std::optional<RowCache::Place> DiskCache::Write(uint64_t record,
     }
   } while (!used_.compare_exchange_weak(first, first + granules,
                                         std::memory_order_relaxed));
-  if (!WriteAll(entries_file_->get(), first * kGranule,
+  if (!WriteAll(entries_file_.get(), first * kGranule,
                 std::span(*entry).first(granules * kGranule))) {
     Stop();
     return std::nullopt;
@@ -502,12 +502,14 @@ void DiskCache::Stop() {
 }
 
 void DiskCache::Placed(uint64_t record, uint64_t word) {
-  if (!WriteAll(index_->get(), places_at_ + PlacesBytes(record),
+  if (!WriteAll(index_.get(), places_at_ + PlacesBytes(record),
                 std::as_bytes(std::span(&word, 1)))) {
     return Stop();
   }
   // Whoever finds none left sees all that were written before.
-  if (left_.fetch_sub(1, std::memory_order_acq_rel) == 1 && snapshot_) Seal();
+  if (left_.fetch_sub(1, std::memory_order_acq_rel) == 1 && snapshot_) {
+    StartSealing();
+  }
 }
 
 void DiskCache::Fail(uint64_t record) {
@@ -528,47 +530,46 @@ std::string DiskCache::state() const {
 }
 
 // A disk may take minutes for it. Nothing waits: should the process end before,
-// the next one that opens it does it again.
-void DiskCache::Seal() {
-  const auto seal = [index = index_, entries = entries_file_,
-                     complete = complete_, header = *header_, path = path_,
-                     at = places_at_]() mutable {
-    struct stat st;
-    Fingerprint digest("places");
-    std::vector<uint64_t> words(
-        std::min<uint64_t>(header.records, kPlacesAtOnce));
-    bool sealed =
-        fdatasync(entries->get()) == 0 && fstat(entries->get(), &st) == 0;
-    for (uint64_t first = 0; sealed && first < header.records;
-         first += words.size()) {
-      const size_t count = static_cast<size_t>(
-          std::min<uint64_t>(words.size(), header.records - first));
-      sealed = ReadAll(index->get(), at + PlacesBytes(first),
-                       WritableBytes(words, count));
-      digest.Add(std::as_bytes(std::span(words).first(count)));
-    }
-    // The places first: the header vouches for them.
-    if (sealed && fsync(index->get()) == 0) {
-      header.complete = 1;
-      header.entries_bytes = static_cast<uint64_t>(st.st_size);
-      header.places = digest.digest();
-      header.crc = header.Crc();
-      sealed =
-          WriteAll(index->get(), 0, std::as_bytes(std::span(&header, 1))) &&
-          fsync(index->get()) == 0;
-    }
-    if (!sealed) {
-      Log<"cache-stopped">("on disk, " + path, std::strerror(errno));
-      return;
-    }
-    complete->store(true, std::memory_order_release);
-    Log<"snapshot-complete">(path, header.records);
-  };
+// the next one that opens it does it again. The cache stays until then, so that
+// the next job of this process finds it instead of the lock of its files.
+void DiskCache::StartSealing() {
   try {
-    std::thread(seal).detach();
+    std::thread([self = shared_from_this()] { self->Seal(); }).detach();
   } catch (const std::system_error& error) {
     Log<"cache-stopped">(where(), error.what());
   }
+}
+
+void DiskCache::Seal() {
+  Header header = *header_;
+  struct stat st;
+  Fingerprint digest("places");
+  std::vector<uint64_t> words(std::min<uint64_t>(header.records, kPlacesAtOnce));
+  bool sealed = fdatasync(entries_file_.get()) == 0 &&
+                fstat(entries_file_.get(), &st) == 0;
+  for (uint64_t first = 0; sealed && first < header.records;
+       first += words.size()) {
+    const size_t count = static_cast<size_t>(
+        std::min<uint64_t>(words.size(), header.records - first));
+    sealed = ReadAll(index_.get(), places_at_ + PlacesBytes(first),
+                     WritableBytes(words, count));
+    digest.Add(std::as_bytes(std::span(words).first(count)));
+  }
+  // The places first: the header vouches for them.
+  if (sealed && fsync(index_.get()) == 0) {
+    header.complete = 1;
+    header.entries_bytes = static_cast<uint64_t>(st.st_size);
+    header.places = digest.digest();
+    header.crc = header.Crc();
+    sealed = WriteAll(index_.get(), 0, std::as_bytes(std::span(&header, 1))) &&
+             fsync(index_.get()) == 0;
+  }
+  if (!sealed) {
+    Log<"cache-stopped">(where(), std::strerror(errno));
+    return;
+  }
+  complete_.store(true, std::memory_order_release);
+  Log<"snapshot-complete">(path_, header.records);
 }
 
 }  // namespace penstock

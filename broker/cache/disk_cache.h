@@ -36,7 +36,8 @@
 
 namespace penstock {
 
-class DiskCache final : public RowCache {
+class DiskCache final : public RowCache,
+                        public std::enable_shared_from_this<DiskCache> {
  public:
   struct Files {
     std::string index;
@@ -55,11 +56,12 @@ class DiskCache final : public RowCache {
     // access of the user.
     bool writes = true;
     std::shared_ptr<const FileAccess> access = FileAccess::OfBroker();
+    std::shared_ptr<void> held;  // released when the files are closed
   };
   // FailedPrecondition: a snapshot of other data or steps; another one is being
   // written there; the files are none of a cache. DataLoss: it is damaged.
   // Unavailable: another broker writes the same. Else as for an open.
-  static StatusOr<std::unique_ptr<DiskCache>> Open(const Options& options,
+  static StatusOr<std::shared_ptr<DiskCache>> Open(const Options& options,
                                                    uint64_t records,
                                                    const RawSpec& features);
   ~DiskCache() override;
@@ -73,7 +75,7 @@ class DiskCache final : public RowCache {
   std::string state() const override;
   uint64_t capacity_bytes() const override { return bytes_max_; }
   // All records are kept, or have failed, and it is sealed.
-  bool complete() const { return complete_->load(std::memory_order_acquire); }
+  bool complete() const { return complete_.load(std::memory_order_acquire); }
 
  protected:
   std::optional<Place> Write(uint64_t record, const RawRecord& made,
@@ -95,14 +97,16 @@ class DiskCache final : public RowCache {
   static Status Begin(const Options& options, uint64_t records, Opened* opened);
   Status LoadPlaces(uint64_t entries_bytes);
   void Stop();  // errno says why
+  void StartSealing();
   void Seal();
 
+  const std::shared_ptr<void> held_;  // first: goes when the files are closed
   const std::string path_;
   const uint64_t bytes_max_;
   const std::optional<int64_t> zstd_;
   const bool snapshot_;
-  const std::shared_ptr<const Fd> index_;  // those of the seal too
-  const std::shared_ptr<const Fd> entries_file_;
+  const Fd index_;
+  const Fd entries_file_;
   const uint64_t places_at_;
   const bool writes_;
   const bool nowait_;
@@ -111,7 +115,7 @@ class DiskCache final : public RowCache {
   std::atomic<bool> stopped_{false};
   std::atomic<uint64_t> used_{0};  // granules
   std::atomic<uint64_t> left_;     // records that have no place yet
-  const std::shared_ptr<std::atomic<bool>> complete_;
+  std::atomic<bool> complete_;
   const std::unique_ptr<const Header> header_;
 };
 

@@ -1,7 +1,9 @@
 #include "broker/cache/shared_caches.h"
 
 #include <algorithm>
+#include <chrono>
 #include <filesystem>
+#include <future>
 #include <map>
 #include <nlohmann/json.hpp>
 #include <utility>
@@ -13,10 +15,18 @@
 namespace penstock {
 namespace {
 
+// Goes when the files of a cache are closed.
+struct WhileOpen {
+  std::shared_ptr<MemoryPromise> places;
+  std::promise<void> closed;
+};
+
 // Only those who want the same cache wait for its opening.
 struct OpenCache {
   Mutex mutex;
   std::weak_ptr<RowCache> cache ABSL_GUARDED_BY(mutex);
+  // Ready when the files of the last one are closed, and their lock is gone.
+  std::future<void> closed ABSL_GUARDED_BY(mutex);
 };
 
 struct OpenCaches {
@@ -25,27 +35,18 @@ struct OpenCaches {
       ABSL_GUARDED_BY(mutex);
 };
 
-StatusOr<std::shared_ptr<MemoryPromise>> PromisePlaces(const KeptRows& rows,
-                                                       const CacheHost& host) {
-  const uint64_t bytes = RowCache::PlacesBytes(rows.records);
-  PENSTOCK_ASSIGN_OR_RETURN(std::shared_ptr<MemoryPromise> promise,
-                            host.promise(bytes));
-  if (promise != nullptr) promise->Populated(bytes);
-  return promise;
-}
-
 // On disk, with the memory of its places.
 StatusOr<std::shared_ptr<RowCache>> OpenFiles(
-    const DiskCache::Options& options, const KeptRows& rows,
-    std::shared_ptr<MemoryPromise> promise) {
+    DiskCache::Options options, const KeptRows& rows, const CacheHost& host,
+    const std::shared_ptr<WhileOpen>& held) {
+  const uint64_t bytes = RowCache::PlacesBytes(rows.records);
+  PENSTOCK_ASSIGN_OR_RETURN(held->places, host.promise(bytes));
+  if (held->places != nullptr) held->places->Populated(bytes);
+  options.held = held;
   PENSTOCK_ASSIGN_OR_RETURN(
       std::shared_ptr<RowCache> cache,
       DiskCache::Open(options, rows.records, rows.features));
-  // Both live as long as whoever has the cache.
-  auto both = std::make_shared<
-      std::pair<std::shared_ptr<MemoryPromise>, std::shared_ptr<RowCache>>>(
-      std::move(promise), std::move(cache));
-  return std::shared_ptr<RowCache>(both, both->second.get());
+  return cache;
 }
 
 // JSON with the access.
@@ -63,7 +64,10 @@ StatusOr<std::shared_ptr<RowCache>> Shared(const std::string& key,
     std::erase_if(caches.by_key, [](const auto& each) {
       if (each.second.use_count() > 1) return false;  // somebody opens it
       MutexLock lock(&each.second->mutex);
-      return each.second->cache.expired();
+      const std::future<void>& closed = each.second->closed;
+      return each.second->cache.expired() &&
+             (!closed.valid() || closed.wait_for(std::chrono::seconds(0)) ==
+                                     std::future_status::ready);
     });
     std::shared_ptr<OpenCache>& found = caches.by_key[key];
     if (found == nullptr) found = std::make_shared<OpenCache>();
@@ -71,7 +75,10 @@ StatusOr<std::shared_ptr<RowCache>> Shared(const std::string& key,
   }
   MutexLock lock(&slot->mutex);
   if (std::shared_ptr<RowCache> cache = slot->cache.lock()) return cache;
-  StatusOr<std::shared_ptr<RowCache>> cache = open();
+  if (slot->closed.valid()) slot->closed.wait();
+  auto held = std::make_shared<WhileOpen>();
+  slot->closed = held->closed.get_future();
+  StatusOr<std::shared_ptr<RowCache>> cache = open(std::move(held));
   if (cache.ok()) slot->cache = *cache;
   return cache;
 }
@@ -82,7 +89,7 @@ StatusOr<std::shared_ptr<RowCache>> OpenMemoryCache(const KeptRows& rows,
                                                     uint64_t bytes,
                                                     const CacheHost& host) {
   return Shared("memory " + KeyOf(rows.access, rows.key),
-                [&]() -> StatusOr<std::shared_ptr<RowCache>> {
+                [&](auto&&) -> StatusOr<std::shared_ptr<RowCache>> {
                   const uint64_t needed =
                       MemoryCache::BytesFor(rows.records, rows.features);
                   const uint64_t most = std::min(bytes, needed);
@@ -109,16 +116,15 @@ StatusOr<std::shared_ptr<RowCache>> OpenDiskCache(const KeptRows& rows,
     return UnavailableError("no folder for caches: set PENSTOCK_CACHE_DIR");
   }
   const std::string key = KeyOf(rows.access, rows.key);
-  return Shared("disk " + key, [&]() -> StatusOr<std::shared_ptr<RowCache>> {
+  return Shared("disk " + key, [&](const auto& held)
+                                   -> StatusOr<std::shared_ptr<RowCache>> {
     DiskCache::Options options;
     options.files = {index, index.substr(0, index.rfind('.')) + ".entries"};
     options.key = key;
     options.bytes = bytes;
     options.zstd = zstd;
     MakeFolderOf(index);
-    PENSTOCK_ASSIGN_OR_RETURN(std::shared_ptr<MemoryPromise> promise,
-                              PromisePlaces(rows, host));
-    auto cache = OpenFiles(options, rows, std::move(promise));
+    auto cache = OpenFiles(options, rows, host, held);
     if (cache.ok()) return cache;
     // What is wrong with its files ends no job.
     return Status(StatusCode::kUnavailable, cache.status().message());
@@ -149,11 +155,7 @@ StatusOr<std::shared_ptr<RowCache>> OpenSnapshot(
   options.key = KeyOf(options.writes ? rows.access : "", rows.key);
   StatusOr<std::shared_ptr<RowCache>> cache = Shared(
       Format("snapshot {} {} {}", folder.string(), rows.access, options.key),
-      [&]() -> StatusOr<std::shared_ptr<RowCache>> {
-        PENSTOCK_ASSIGN_OR_RETURN(std::shared_ptr<MemoryPromise> promise,
-                                  PromisePlaces(rows, host));
-        return OpenFiles(options, rows, std::move(promise));
-      });
+      [&](const auto& held) { return OpenFiles(options, rows, host, held); });
   const StatusCode code = cache.status().code();
   if (code != StatusCode::kPermissionDenied &&
       (options.writes || code != StatusCode::kNotFound)) {

@@ -55,8 +55,10 @@ ControlServer::ControlServer(EventLoop* loop, JobTable* jobs,
       topology_(topology),
       deferred_(deferred),
       recovery_journal_(recovery_journal),
-      options_(std::move(options)) {
-  jobs->SetOnProducers([this](const auto& job) { NotifyProducers(job); });
+      options_(std::move(options)),
+      producers_(jobs, recovery_journal, deferred, this),
+      tracing_(loop, &workers->trace()) {
+  jobs->SetOnProducers([this](const auto& job) { producers_.Notify(job); });
   for (const RecoveryJournal::Dataset& dataset :
        recovery_journal->TakeDatasets()) {
     auto spec = ParseJournaledSpec(dataset.spec);
@@ -72,7 +74,9 @@ ControlServer::ControlServer(EventLoop* loop, JobTable* jobs,
 ControlServer::~ControlServer() {
   // Workers publish until the pool is gone and must not wake a closed socket.
   for (auto& [id, connection] : connections_) {
-    if (connection.job != nullptr) connection.job->Mute(connection.seat);
+    if (connection.job != nullptr) {
+      connection.job->Locked(&Delivery::Mute, connection.seat);
+    }
   }
 }
 
@@ -233,7 +237,7 @@ void ControlServer::OnWake(uint64_t id) {
     // The rank closed its end because it is leaving; its control socket tells
     // so too.
     loop_->Unwatch(connection->wake.get());
-    connection->job->Mute(connection->seat);
+    connection->job->Locked(&Delivery::Mute, connection->seat);
   }
   AdvanceSoon(*connection);
 }
@@ -321,13 +325,23 @@ void ControlServer::Lose(uint64_t id) {
   connection->socket.Reset();
 }
 
+void ControlServer::Tell(uint64_t id, const nlohmann::json& json, int fd) {
+  Connection* const connection = Find(id);
+  connection->waiting = false;
+  Reply(connection, json, fd < 0 ? std::vector<int>() : std::vector<int>{fd});
+}
+
+void ControlServer::RefuseProducer(uint64_t id, const Status& status) {
+  Connection* const connection = Find(id);
+  connection->waiting = false;
+  Refuse(connection, "produce", status);
+}
+
 bool ControlServer::HearOut(Connection* connection) {
   if (!connection->socket) return false;
   for (int i = 0; i < kHeardOutMax; ++i) {
-    if (connection->job == nullptr &&
-        (!connection->producer || connection->producer->job == nullptr)) {
-      return false;
-    }
+    const bool feeds = producers_.Feeds(connection->id);
+    if (connection->job == nullptr && !feeds) return false;
     // What counts is small.
     auto message = ReceiveMessage(connection->socket.get(), 0);
     if (!message.ok() || !*message) return false;
@@ -335,8 +349,8 @@ bool ControlServer::HearOut(Connection* connection) {
     const std::string op = CheckRequest(call.request).ok()
                                ? call.request.at("op").get<std::string>()
                                : "";
-    if (connection->producer && op == "put") (void)Put(call);
-    if (connection->producer && op == "finish") (void)FinishProducer(call);
+    if (feeds && op == "put") (void)Put(call);
+    if (feeds && op == "finish") (void)Finish(call);
     deferred_->Close(std::move(call.fds));
     if (op == "detach") return true;
     if (op != "put" && op != "finish" && op != "unmapped") return false;
@@ -349,17 +363,17 @@ void ControlServer::End(uint64_t id, bool orderly) {
   if (connection == nullptr) return;
   // The end of a process may be reported before what it sent is read.
   if (!orderly) orderly = HearOut(connection);
-  if (tracing_ && tracing_->connection == id) EndTrace();
+  if (connection->traces) tracing_.Stop();
   if (connection->attach != 0) jobs_->CancelAttach(connection->attach);
   if (connection->inspect != 0) jobs_->CancelInspect(connection->inspect);
   if (connection->socket) StopReading(*connection);
   for (const Fd* fd : {&connection->pidfd, &connection->wake}) {
     if (*fd) loop_->Unwatch(fd->get());
   }
-  if (connection->producer) LeaveStream(connection, false);
+  producers_.Leave(id);
   if (const std::shared_ptr<Job> job = std::move(connection->job)) {
     // Before the wake socket closes: a worker may be about to use it.
-    job->Mute(connection->seat);
+    job->Locked(&Delivery::Mute, connection->seat);
     jobs_->Leave(job, connection->seat, orderly);
     SendRanksChanged(job);
   }
@@ -405,7 +419,7 @@ void ControlServer::Tick() {
     }
     // It lives on: its batches are quarantined until it is gone.
     Log<"rank-closed-connection">(connection.job->key(), connection.pid);
-    connection.job->Mute(connection.seat);
+    connection.job->Locked(&Delivery::Mute, connection.seat);
     loop_->Unwatch(connection.wake.get());
     connection.wake.Reset();
     connection.job->EvictSeat(connection.seat,
@@ -422,7 +436,7 @@ void ControlServer::Tick() {
   jobs_->CheckTimeouts();
   jobs_->Sweep();
   // The job that a returning producer waits for may be over.
-  LetInProducers();
+  producers_.LetIn();
   // A worker may have evicted a rank that wrote impossible values, or a job may
   // have found a rank from before a restart dead.
   std::set<std::shared_ptr<Job>> jobs;

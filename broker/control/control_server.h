@@ -27,6 +27,8 @@
 #include "broker/base/deferred_destruction.h"
 #include "broker/base/event_loop.h"
 #include "broker/base/user_namespace.h"
+#include "broker/control/producers.h"
+#include "broker/control/tracing.h"
 #include "broker/memory/topology.h"
 #include "broker/recovery/recovery_journal.h"
 #include "broker/registry/job_table.h"
@@ -37,12 +39,12 @@
 
 namespace penstock {
 
-class ControlServer {
+class ControlServer : private Producers::Connections {
  public:
   static constexpr size_t kConnectionsMax = 4096;
   static constexpr size_t kConnectionsPerUidMax = 1088;  // ranks and more
   static constexpr size_t kDatasetsPerUidMax = 1024;
-  // Of answers in memfds that a user's processes have not read.
+  // The bytes of answers in memfds that a user's processes have not read.
   static constexpr size_t kUnreadBytesPerUidMax = 64 << 20;
   static constexpr int kHelloSeconds = 10;
 
@@ -57,7 +59,7 @@ class ControlServer {
   ControlServer(EventLoop* loop, JobTable* jobs, WorkerPool* workers,
                 const Topology* topology, DeferredDestruction* deferred,
                 RecoveryJournal* recovery_journal, Options options);
-  ~ControlServer();
+  ~ControlServer() override;
   Status Listen(Fd listener);
 
   bool WantsTick() const;
@@ -87,17 +89,7 @@ class ControlServer {
     std::shared_ptr<Job> job;
     uint32_t seat = 0;
     std::shared_ptr<void> former_memory;  // which it may still map
-    // A producer. Its job may not have begun yet.
-    struct Producer {
-      std::string job_name;
-      std::string dataset;  // "": any
-      nlohmann::json features;
-      Stream::Joining joining;   // until it is let in
-      Fd memory;                 // of joining
-      std::shared_ptr<Job> job;  // nullptr: waits for it
-      uint32_t number = 0;       // in the stream
-    };
-    std::optional<Producer> producer;
+    bool traces = false;                  // waits for a trace
   };
 
   // A user's connections.
@@ -147,7 +139,7 @@ class ControlServer {
   Answer StopJob(const Call& call);
   Answer Produce(const Call& call);
   Answer Put(const Call& call);
-  Answer FinishProducer(const Call& call);
+  Answer Finish(const Call& call);
   Answer StartTrace(const Call& call);
   Answer Measure(const Call& call);
 
@@ -167,43 +159,31 @@ class ControlServer {
   nlohmann::json NodesJson() const;
   // "one node", "2 nodes, bound and verified", "off: why".
   std::string NumaText() const;
-  // The job that a waiting producer feeds; nullptr: it has not begun.
-  StatusOr<std::shared_ptr<Job>> JobToFeed(const Connection& connection) const;
-  Status JoinStream(Connection* connection, const std::shared_ptr<Job>& job);
-  // Answers a waiting producer, unless its job has not begun.
-  void LetInProducer(Connection* connection);
-  void LetInProducers();
-  // Drops the job's dead producers, whichever death is reported first: the next
-  // row is known once all they put was read.
-  void DropDeadProducers(const std::shared_ptr<Job>& job);
   // Reads what it sent before it ended: what a producer put counts. True: it
   // has left, in order.
   bool HearOut(Connection* connection);
-  void LeaveStream(Connection* connection, bool finished);
-  // Tells producers of free room, or that nobody takes their rows any more.
-  void NotifyProducers(const std::shared_ptr<Job>& job);
+  void Tell(uint64_t id, const nlohmann::json& json, int fd) override;
+  void RefuseProducer(uint64_t id, const Status& status) override;
   void OnAttached(uint64_t id, StatusOr<JobTable::Attached> result);
   // Tells ranks that the set of ranks changes at some batch.
   void SendRanksChanged(const std::shared_ptr<Job>& job);
   void OnWake(uint64_t id);
   // Advances the job soon, once for all its ranks that sent a wake.
   void AdvanceSoon(const Connection& connection);
-  void LookAtRanks();
-  void EndTrace();
   // A peer that cannot be sent to is dropped soon.
   void Reply(Connection* connection, const nlohmann::json& json,
              const std::vector<int>& fds = {});
   // An error, which the log has too.
   void Refuse(Connection* connection, std::string_view request,
               const Status& status);
-  // Of a peer that does not follow the protocol; as Lose.
+  // A peer that does not follow the protocol is told so; then as Lose.
   void Break(Connection* connection, const Status& status);
   // The bytes of such an answer that it has not read; 0: it has.
   static size_t UnreadBytes(const Connection& connection);
   Connection* Find(uint64_t id);
   // The process is dead, or there is nobody to wait for. Takes its rank off;
   // the connection must not be used afterwards.
-  void Drop(uint64_t id) { End(id, false); }
+  void Drop(uint64_t id) override { End(id, false); }
   void End(uint64_t id, bool orderly);
   // The peer hung up or broke the protocol.
   void Lose(uint64_t id);
@@ -226,24 +206,8 @@ class ControlServer {
   uint64_t next_id_ = 1;
   // Seats that sent a wake, by job.
   std::map<std::shared_ptr<Job>, std::vector<uint32_t>> to_advance_;
-  // A trace that is being recorded, one at a time.
-  struct Tracing {
-    uint64_t connection = 0;
-    uid_t uid = 0;
-    std::vector<std::weak_ptr<Job>> jobs;  // which may end before
-    Fd timer;
-    double seconds = 0;
-    uint64_t began_unix_ns = 0;
-    uint64_t end_ns = 0;
-    // A rank as it was when it last changed.
-    struct Seen {
-      bool waiting = false;
-      uint64_t taken = 0;
-      uint64_t since_ns = 0;  // 0: never seen
-    };
-    std::map<std::pair<JobKey, uint32_t>, Seen> seen;
-  };
-  std::unique_ptr<Tracing> tracing_;  // nullptr: none
+  Producers producers_;
+  Tracing tracing_;
   // By user and name: users cannot replace each other's datasets.
   std::map<std::pair<uid_t, std::string>, DatasetSpec> datasets_;
 };

@@ -335,7 +335,7 @@ void ControlServer::OnAttached(uint64_t id,
       !status.ok()) {
     // Without its wakes the rank would wait forever once its slots are used.
     Refuse(connection, "attach", status);
-    connection->job->Mute(connection->seat);
+    connection->job->Locked(&Delivery::Mute, connection->seat);
     jobs_->Leave(std::exchange(connection->job, nullptr), connection->seat,
                  true);
     return;
@@ -378,11 +378,12 @@ void ControlServer::OnAttached(uint64_t id,
   connection->wake_of_rank.Reset();
   SendRanksChanged(connection->job);
   connection->job->Advance({connection->seat});
-  LetInProducers();
+  producers_.LetIn();
 }
 
 void ControlServer::SendRanksChanged(const std::shared_ptr<Job>& job) {
-  for (const Delivery::RanksChanged& change : job->TakeRanksChanged()) {
+  for (const Delivery::RanksChanged& change :
+       job->Locked(&Delivery::TakeRanksChanged)) {
     for (auto& [id, connection] : connections_) {
       if (connection.job != job || connection.seat != change.seat) continue;
       Reply(&connection,
@@ -391,7 +392,7 @@ void ControlServer::SendRanksChanged(const std::shared_ptr<Job>& job) {
              {"rank", change.rank},
              {"world_size", change.world_size},
              {"state", JobStateToJson(job->StateAt(change.start))}});
-      job->RanksAnnounced(change.seat, change.phase);
+      job->Change(&Delivery::RanksAnnounced, change.seat, change.phase);
     }
   }
 }

@@ -1,5 +1,4 @@
-// Requests of a connection: their dispatch, and those that are neither a rank's
-// attach nor a producer's.
+// Requests of a connection: their dispatch, and all but a rank's attach.
 #include <sys/resource.h>
 #include <unistd.h>
 
@@ -96,7 +95,7 @@ ControlServer::Handler ControlServer::HandlerOf(std::string_view op) {
       {"unmapped", &ControlServer::Unmapped},
       {"produce", &ControlServer::Produce},
       {"put", &ControlServer::Put},
-      {"finish", &ControlServer::FinishProducer},
+      {"finish", &ControlServer::Finish},
       {"state", &ControlServer::JobStateOf},
       {"weights", &ControlServer::Weights},
       {"evict", &ControlServer::Evict},
@@ -249,15 +248,16 @@ StatusOr<std::shared_ptr<Job>> ControlServer::OnlyJobOf(
 ControlServer::Answer ControlServer::JobStateOf(const Call& call) {
   PENSTOCK_ASSIGN_OR_RETURN(const std::shared_ptr<Job> job, OnlyJobOf(call));
   // Sees releases that came before the request.
-  job->AdvanceAll();
-  if (job->Unsettled()) {
+  job->Change(&Delivery::HeardAll);
+  if (job->Locked(&Delivery::Unsettled)) {
     return UnavailableError(
         "job '{}' waits for its ranks to reconnect after a restart of the "
         "broker: its position is not known yet; try again later",
         job->key().name);
   }
   nlohmann::json answer = OkReply();
-  answer["state"] = JobStateToJson(job->State());
+  answer["state"] =
+      JobStateToJson(job->StateAt(job->Locked(&Delivery::State)));
   if (call.request.value("spec", false)) {
     answer["spec"] = DatasetSpecToJson(job->options().spec).dump();
   }
@@ -301,7 +301,7 @@ ControlServer::Answer ControlServer::Weights(const Call& call) {
         }
       };
       // Sees what ranks did before the request.
-      job->AdvanceAll();
+      job->Change(&Delivery::HeardAll);
       const StatusOr<WeightsChange> change =
           job->ChangeWeights(weights, from, tell);
       if (change.ok()) {
@@ -331,6 +331,48 @@ ControlServer::Answer ControlServer::Measure(const Call& call) {
   nlohmann::json answer = OkReply();
   answer.update(job->PartsJson());
   return answer;
+}
+
+ControlServer::Answer ControlServer::StartTrace(const Call& call) {
+  PENSTOCK_ASSIGN_OR_RETURN(const std::vector<std::shared_ptr<Job>> jobs,
+                            JobsOf(call));
+  Connection* const connection = call.connection;
+  const auto may_see = [this, uid = connection->uid](uid_t owner) {
+    return MaySee(uid, owner);
+  };
+  const auto done = [this, connection](const nlohmann::json& answer,
+                                       Fd events) {
+    connection->waiting = connection->traces = false;
+    Reply(connection, answer,
+          events ? std::vector<int>{events.get()} : std::vector<int>());
+  };
+  connection->waiting = connection->traces = true;
+  const Status status = tracing_.Start(
+      jobs, call.request.at("seconds").get<double>(), may_see, done);
+  if (status.ok()) return nlohmann::json();
+  connection->waiting = connection->traces = false;
+  return status;
+}
+
+ControlServer::Answer ControlServer::Produce(const Call& call) {
+  const auto& [connection, request, fds] = call;
+  if (connection->job != nullptr || producers_.Has(connection->id)) {
+    return FailedPreconditionError(
+        "this connection already belongs to a rank or a producer");
+  }
+  PENSTOCK_RETURN_IF_ERROR(CheckWatched(*connection));
+  connection->waiting = true;
+  producers_.Produce(connection->id, connection->uid, connection->pidfd.get(),
+                     request, fds);
+  return nlohmann::json();
+}
+
+ControlServer::Answer ControlServer::Put(const Call& call) {
+  return producers_.Put(call.connection->id, call.request);
+}
+
+ControlServer::Answer ControlServer::Finish(const Call& call) {
+  return producers_.Finish(call.connection->id, call.request);
 }
 
 ControlServer::Answer ControlServer::Evict(const Call& call) {
@@ -389,7 +431,7 @@ ControlServer::Answer ControlServer::StopJob(const Call& call) {
       continue;
     }
     job->Drain();
-    if (job->HasAttached()) {
+    if (job->Locked(&Delivery::AnyAttached)) {
       answer["ended"] = false;
     } else {
       // Only replacements of dead ranks could come.
@@ -565,10 +607,9 @@ ControlServer::Answer ControlServer::ShowStatus(const Call& call) {
     if (connection.job != nullptr) {
       pids.of_seats[{connection.job.get(), connection.seat}] = connection.pid;
     }
-    if (connection.producer && connection.producer->job != nullptr) {
-      pids.of_producers[{connection.producer->job.get(),
-                         connection.producer->number}] = connection.pid;
-    }
+  }
+  for (const auto& [id, producer] : producers_.Numbers()) {
+    pids.of_producers[producer] = connections_.at(id).pid;
   }
   answer["jobs"] = jobs_->StatusJson(&pids, accepts);
   answer["broker"]["hidden_jobs"] = jobs_->jobs() - answer["jobs"].size();

@@ -307,7 +307,10 @@ void Delivery::HeardAll() {
 // One holder has finished with the slot.
 void Delivery::Release(uint32_t index) {
   Slot& slot = slots_[index];
-  assert(slot.state == SlotState::kOut && slot.holders > 0);
+  if (!invariants_.Hold(slot.state == SlotState::kOut && slot.holders > 0,
+                        "D1: a batch is released once by each that has it")) {
+    return;
+  }
   --slot.holders;
   if (slot.holders == 0 && record_ != nullptr) {
     if (mode_ == DeliveryMode::kDynamic) {
@@ -333,7 +336,10 @@ void Delivery::RecordCompleted(uint64_t position) {
 
 void Delivery::Unquarantine(uint32_t index) {
   Slot& slot = slots_[index];
-  assert(slot.quarantine > 0);
+  if (!invariants_.Hold(slot.quarantine > 0,
+                        "D4: an evicted process reads a slot until it ends")) {
+    return;
+  }
   --slot.quarantine;
   FreeIfUnheld(&slot);
 }
@@ -379,7 +385,19 @@ void Delivery::CountEpochs(uint64_t from, Cell* cell) const {
 void Delivery::Give(Consumer* consumer, const Entry& entry) {
   const Slot& slot = slots_[entry.slot];
   const Cell cell = CellOf(*consumer, entry);
-  FeedOf(*consumer).Publish(entry.slot, entry.redelivered, cell);
+  Feed& feed = FeedOf(*consumer);
+  const bool marked = (cell.flags & kExtra) != 0;
+  if (!invariants_.Hold(broadcast() || slot.holders == 1,
+                        "D2: one may still deliver a batch") ||
+      !invariants_.Hold(broadcast() || marked || !slot.handed_over,
+                        "D3: a batch that was handed over says so") ||
+      !invariants_.Hold(slot.state == SlotState::kOut,
+                        "D4: a slot that is filled has no readers") ||
+      !invariants_.Hold(feed.open() && feed.HasFreeLease(),
+                        "I3: a lease is in one outstanding cell")) {
+    return;
+  }
+  feed.Publish(entry.slot, entry.redelivered, cell);
   if ((cell.flags & kRedelivered) != 0) ++redelivered_;
   consumer->position =
       std::max(consumer->position,

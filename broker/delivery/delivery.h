@@ -66,6 +66,7 @@
 #include <vector>
 
 #include "broker/delivery/feed.h"
+#include "broker/delivery/invariants.h"
 #include "broker/plan/plan.h"
 #include "common/delivery_options.h"
 #include "common/layout.h"
@@ -337,9 +338,11 @@ class Delivery {
   // The rank was told, so a process that outlives the broker knows too. Its
   // batches of that phase wait for this call.
   void RanksAnnounced(uint32_t seat, uint32_t phase);
-  // A violation of D6 found by walking over everything; "": none. For tests.
+  // As violated, or D6 by walking over everything; "": all hold. For tests.
   // Reads no rank's page.
   std::string IndexError() const;
+  // The first invariant that did not hold; nullptr: all did.
+  const char* violated() const { return invariants_.violated(); }
   // Feeds, lanes and slots that Advance, Open and Claimable checked. For tests:
   // the cost of a batch.
   uint64_t checks() const { return checks_; }
@@ -644,6 +647,7 @@ class Delivery {
       claimable_;
   bool any_corrupt_ = false;  // TakeCorrupt has some to return
   uint64_t checks_ = 0;
+  Invariants invariants_;
   uint32_t usable_slots_ = 0;
   uint64_t available_ = UINT64_MAX;  // rows; finite for a stream
   bool draining_ = false;

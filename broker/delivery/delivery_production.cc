@@ -1,7 +1,6 @@
 // The part of Delivery for making batches: which steps are opened in which
 // slots, and which a worker may claim.
 #include <algorithm>
-#include <cassert>
 
 #include "broker/delivery/delivery.h"
 
@@ -139,12 +138,17 @@ OpenBatch* Delivery::Open() {
         !Active(number)) {
       continue;
     }
+    const uint32_t at = lane.free.top();
+    Slot& slot = slots_[at];
+    if (!invariants_.Hold(slot.state == SlotState::kFree && slot.holders == 0 &&
+                              slot.quarantine == 0,
+                          "D4: a slot is filled without readers")) {
+      return nullptr;
+    }
     const std::optional<Next> next = NextStep(number);
     if (!next) continue;
-    const uint32_t at = lane.free.top();
     lane.free.pop();
     lane.in_turn.push_back(at);
-    Slot& slot = slots_[at];
     slot.state = SlotState::kFilling;
     slot.ranks_changed =
         !next->is_redo && std::exchange(lane.phase_begins, false);
@@ -232,7 +236,10 @@ void Delivery::GiveBack(OpenBatch* batch, const BatchRows& rows) {
 
 void Delivery::Filled(OpenBatch* batch) {
   Slot& slot = slots_[batch->slot];
-  assert(slot.state == SlotState::kFilling && batch->done());
+  if (!invariants_.Hold(slot.state == SlotState::kFilling && batch->done(),
+                        "D1: a batch is filled once, with all its rows")) {
+    return;
+  }
   if (batch->abandoned) {
     Free(&slot);
     return;

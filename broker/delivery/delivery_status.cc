@@ -415,6 +415,7 @@ Delivery::SlotCounts Delivery::CountSlots() const {
 }
 
 std::string Delivery::IndexError() const {
+  if (violated() != nullptr) return violated();
   if (closed_) return "";
   std::set<std::pair<uint64_t, uint32_t>> claimable;
   for (auto [node, shares] : claimable_) {

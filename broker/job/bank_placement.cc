@@ -54,7 +54,7 @@ std::shared_ptr<void> BankPlacement::TakeOfNode(uint32_t node, uint64_t bytes) {
 std::vector<std::shared_ptr<void>> BankPlacement::Bind(const Job& job) {
   std::vector<std::shared_ptr<void>> reservations;
   if (!Binds(job)) return reservations;
-  const std::vector<uint32_t> nodes = job.BankNodes();
+  const std::vector<uint32_t> nodes = job.Locked(&Delivery::bank_nodes);
   const SegmentPlan& plan = job.segment().plan();
   for (const uint32_t node : topology_->node_numbers()) {
     const auto banks =

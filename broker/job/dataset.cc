@@ -333,7 +333,7 @@ StatusOr<std::shared_ptr<const Dataset>> OpenDataset(
   auto dataset = std::make_shared<Dataset>();
   auto source = OpenSource(spec.source, progress, functions);
   if (!source.ok()) {
-    // Of one that is made of parts.
+    // The error of one that is made of parts names its place.
     const bool has_path = !PathOf(source.status().message()).empty();
     return Located(
         spec, has_path ? AtPath("source", source.status()) : source.status());

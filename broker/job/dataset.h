@@ -26,12 +26,12 @@ struct Dataset {
   std::unique_ptr<Source> source;
   // One for all rows, or by part of the source (map_by_part).
   std::vector<std::unique_ptr<RowProgram>> programs;
-  // Of the steps of the maps.
+  // The files that steps of the maps read.
   std::vector<std::shared_ptr<const SideFile>> files;
   std::string map_warning;
   Selection selection;
-  // Of what the heads of the programs make; nullptr: nothing is kept. It counts
-  // its memory itself.
+  // The cache of what the heads of the programs make; nullptr: nothing is kept.
+  // It counts its memory itself.
   std::shared_ptr<RowCache> cache;
   std::string cache_warning;
 
@@ -43,7 +43,7 @@ struct Dataset {
   // Files of kept records, at any depth.
   FileDigests FilesOfSelection() const;
 
-  // Of a record.
+  // The number of the program that makes a record.
   size_t ProgramOf(uint64_t record) const {
     return programs.size() == 1 ? 0 : source->PartOf(record);
   }

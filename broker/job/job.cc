@@ -105,7 +105,7 @@ std::vector<Ring*> RingsOf(const Segment& segment) {
 
 Job::Job(JobKey key, JobOptions options, std::shared_ptr<const Dataset> dataset,
          Layout layout, std::unique_ptr<Segment> segment,
-         std::shared_ptr<void> memory, uint32_t workers,
+         MemoryReservation memory, uint32_t workers,
          std::unique_ptr<JobRecord> record)
     : key_(std::move(key)),
       options_(std::move(options)),
@@ -131,7 +131,7 @@ Job::Job(JobKey key, JobOptions options, std::shared_ptr<const Dataset> dataset,
 StatusOr<WeightsChange> Job::ChangeWeights(
     const std::vector<double>& weights, std::optional<Place> from,
     const std::function<void(const WeightsChange&)>& tell) {
-  // Of each change two periods are kept.
+  // Two periods of each change are kept.
   constexpr uint64_t kPeriodMax = 10'000;
   if (!std::holds_alternative<MixSource>(options_.spec.source) ||
       plan().mix() == nullptr) {
@@ -288,11 +288,6 @@ void Job::Died(uint32_t seat) {
   GoneLocked(delivery_.Died(seat));
 }
 
-void Job::Mute(uint32_t seat) {
-  MutexLock lock(&mutex_);
-  delivery_.Mute(seat);
-}
-
 Status Job::Evict(uint32_t rank, const std::string& reason) {
   MutexLock lock(&mutex_);
   const Status status = delivery_.Evict(rank, reason);
@@ -309,80 +304,15 @@ void Job::EvictSeat(uint32_t seat, const std::string& reason) {
   }
 }
 
-std::vector<Delivery::RanksChanged> Job::TakeRanksChanged() {
-  MutexLock lock(&mutex_);
-  return delivery_.TakeRanksChanged();
-}
-
-void Job::RanksAnnounced(uint32_t seat, uint32_t phase) {
-  MutexLock lock(&mutex_);
-  delivery_.RanksAnnounced(seat, phase);
-  AdvanceLocked();
-}
-
-bool Job::GoesOnWithout(uint32_t rank) const {
-  MutexLock lock(&mutex_);
-  return delivery_.GoesOnWithout(rank);
-}
-
-size_t Job::phases() const {
-  MutexLock lock(&mutex_);
-  return delivery_.phases();
-}
-
-bool Job::AllCame() const {
-  MutexLock lock(&mutex_);
-  return delivery_.AllCame();
-}
-
 std::string Job::MissingText() const {
   MutexLock lock(&mutex_);
   const std::vector<uint32_t> missing = MissingLocked();
   return missing.empty() ? "a rank" : RanksText(missing);
 }
 
-bool Job::OwesPredecessor(uint32_t rank) const {
-  MutexLock lock(&mutex_);
-  return delivery_.OwesPredecessor(rank);
-}
-
-Status Job::RestorePhases(const std::vector<FormerPhase>& phases) {
-  MutexLock lock(&mutex_);
-  for (const FormerPhase& phase : phases) {
-    PENSTOCK_RETURN_IF_ERROR(delivery_.RestorePhase(phase));
-  }
-  return OkStatus();
-}
-
-void Job::RestoreRank(const Delivery::FormerConsumer& former) {
-  MutexLock lock(&mutex_);
-  delivery_.RestoreRank(former);
-}
-
 void Job::RestoreStream(FormerStream former) {
   stream_->Restore(std::move(former));
   StreamChanged();
-}
-
-void Job::BeginRecovery() {
-  MutexLock lock(&mutex_);
-  delivery_.BeginRecovery();
-}
-
-bool Job::gathering() const {
-  MutexLock lock(&mutex_);
-  return delivery_.gathering();
-}
-
-void Job::TakeOverSteps(const Delivery::FormerSteps& former) {
-  MutexLock lock(&mutex_);
-  delivery_.TakeOverSteps(former);
-  AdvanceLocked();
-}
-
-bool Job::Unsettled() const {
-  MutexLock lock(&mutex_);
-  return delivery_.Unsettled();
 }
 
 void Job::FinishRecovery(bool shrink) {
@@ -421,46 +351,6 @@ void Job::Recall(const std::string& reason) {
   on_freed_();
 }
 
-bool Job::OwesTheDead() const {
-  MutexLock lock(&mutex_);
-  return delivery_.OwesTheDead();
-}
-
-bool Job::HasAttached() const {
-  MutexLock lock(&mutex_);
-  return delivery_.AnyAttached();
-}
-
-bool Job::Finished(uint32_t rank) const {
-  MutexLock lock(&mutex_);
-  return delivery_.Finished(rank);
-}
-
-bool Job::ToldTheEnd(uint32_t rank) const {
-  MutexLock lock(&mutex_);
-  return delivery_.ToldTheEnd(rank);
-}
-
-bool Job::AllDelivered() const {
-  MutexLock lock(&mutex_);
-  return delivery_.AllDelivered();
-}
-
-bool Job::WaitsFor(uint32_t rank) const {
-  MutexLock lock(&mutex_);
-  return delivery_.WaitsFor(rank);
-}
-
-bool Job::IsAt(uint32_t seat) {
-  MutexLock lock(&mutex_);
-  return delivery_.RankAt(seat).has_value();
-}
-
-bool Job::Knows(uint32_t rank) const {
-  MutexLock lock(&mutex_);
-  return delivery_.Knows(rank);
-}
-
 bool Job::Abandoned() const {
   MutexLock lock(&mutex_);
   return !delivery_.AnySeatTaken() && delivery_.Idle();
@@ -469,11 +359,6 @@ bool Job::Abandoned() const {
 Status Job::failure() const {
   MutexLock lock(&mutex_);
   return failure_;
-}
-
-bool Job::failed() const {
-  MutexLock lock(&mutex_);
-  return !failure_.ok();
 }
 
 void Job::NoteMissingLocked() {
@@ -545,11 +430,6 @@ void Job::CheckProducersLocked() {
             "(`producers:`)"));
 }
 
-JobState Job::State() const {
-  MutexLock lock(&mutex_);
-  return StateAt(delivery_.State());
-}
-
 void Job::StreamChanged() {
   MutexLock lock(&mutex_);
   StreamChangedLocked();
@@ -584,12 +464,6 @@ void Job::Advance(const std::vector<uint32_t>& seats) {
   AdvanceLocked();
 }
 
-void Job::AdvanceAll() {
-  MutexLock lock(&mutex_);
-  delivery_.HeardAll();
-  AdvanceLocked();
-}
-
 void Job::SetUsableSlots(uint32_t slots) {
   MutexLock lock(&mutex_);
   populated_ = slots;
@@ -604,7 +478,7 @@ void Job::TunePrefetch(const PoolUse& pool) {
   // Relaxed: shown, and a hint.
   const uint64_t rows = counters_.rows.load(std::memory_order_relaxed);
   const uint64_t made = rows - std::exchange(tuned_rows_, rows);
-  double waits = RanksWaitLocked();
+  double waits = RecentLocked().ranks_wait;
   if (waits > Tuner::kWaits) {
     // Busy workers, producers and ranks that stand are no reason to make more
     // ahead.
@@ -631,13 +505,13 @@ void Job::UseSlotsLocked() {
 // Opens all batches it can. True: there are new rows to claim.
 bool Job::OpenLocked() {
   bool opened = false;
-  while (OpenBatch* share = delivery_.Open()) {
-    if (share->rows.rows > 0) {
+  while (OpenBatch* batch = delivery_.Open()) {
+    if (batch->rows.rows > 0) {
       opened = true;
       continue;
     }
-    AssembleLocked(share);
-    delivery_.Filled(share);
+    Assemble(batch);
+    delivery_.Filled(batch);
   }
   return opened;
 }
@@ -658,6 +532,12 @@ void Job::AdvanceLocked() {
       if (!status.ok()) FailLocked(status);
     }
   } while (delivery_.MustAdvance());
+  if (delivery_.violated() != nullptr) {
+    FailLocked(InternalError(
+        "job '{}': a fault of the broker, which ends this job alone: '{}' does "
+        "not hold; report it",
+        key_.name, delivery_.violated()));
+  }
   if (stream_ != nullptr) ReleaseStreamLocked();
   if (opened) on_work_(true);
 }
@@ -681,28 +561,23 @@ uint64_t Job::ChunkRowsNow() const {
       1, most);
 }
 
-Demand Job::Wanted() {
-  MutexLock lock(&mutex_);
-  return delivery_.Wanted();
-}
-
 Claim Job::ClaimRows(std::optional<uint32_t> node) {
   MutexLock lock(&mutex_);
-  OpenBatch* share = failure_.ok() ? delivery_.Claimable(node) : nullptr;
-  if (share == nullptr) {
+  OpenBatch* batch = failure_.ok() ? delivery_.Claimable(node) : nullptr;
+  if (batch == nullptr) {
     on_work_(false);
     return {};
   }
   Claim claim;
-  claim.batch = share;
-  claim.slot = delivery_.SlotToFill(*share, node);
-  claim.local = delivery_.IsLocal(*share, node);
-  const BatchRows unclaimed = share->Unclaimed();
+  claim.batch = batch;
+  claim.slot = delivery_.SlotToFill(*batch, node);
+  claim.local = delivery_.IsLocal(*batch, node);
+  const BatchRows unclaimed = batch->Unclaimed();
   claim.begin = unclaimed.begin;
   uint64_t end = unclaimed.begin + ChunkRowsNow();
   if (dataset_->mixes_pairs()) {
     // One worker makes both rows of a pair.
-    const uint64_t row = share->rows.first_row + end;
+    const uint64_t row = batch->rows.first_row + end;
     end += (kPairedRows - row % kPairedRows) % kPairedRows;
   }
   claim.end = std::min(end, unclaimed.end);
@@ -710,7 +585,7 @@ Claim Job::ClaimRows(std::optional<uint32_t> node) {
     MutexLock weights_lock(&weights_mutex_);
     claim.plan = rows_plan_;
   }
-  share->Claim(claim.end);
+  batch->Claim(claim.end);
   // No worker is to be woken in vain.
   if (delivery_.Claimable() == nullptr) on_work_(false);
   return claim;
@@ -729,10 +604,12 @@ void Job::CopyRows(const Claim& claim) {
   }
 }
 
-void Job::AssembleLocked(OpenBatch* share) {
+void Job::Assemble(OpenBatch* batch) const {
+  const auto slots =
+      static_cast<uint32_t>(layout_.segment.slot_count / layout_.copies);
   for (uint32_t copy = 0; copy < layout_.copies; ++copy) {
-    Assemble(*segment_, dataset_->element_spec(share->rows.part), keep_shape_,
-             delivery_.SegmentSlot(*share, copy), share);
+    penstock::Assemble(*segment_, dataset_->element_spec(batch->rows.part),
+                       keep_shape_, copy * slots + batch->slot, batch);
   }
 }
 
@@ -749,31 +626,38 @@ void Job::FinishRows(const Claim& claim) {
   if (measured) then = std::chrono::steady_clock::now();
   if (layout_.copies > 1 && !Cancelled()) CopyRows(claim);
   note(kAssembling);
-  OpenBatch* const share = claim.batch;
+  OpenBatch* const batch = claim.batch;
   const uint64_t rows = claim.end - claim.begin;
   // Relaxed: shown by `penstock status`, nothing depends on it.
   const uint64_t rows_done =
       counters_.rows.fetch_add(rows, std::memory_order_relaxed) + rows;
   FailIfNothingIsReadable(rows_done);
   MutexLock lock(&mutex_);
-  share->finished += rows;
-  if (!share->done()) return note(kPublishing);
   note(kPublishing);
-  if (!share->abandoned) AssembleLocked(share);
-  note(kAssembling);
-  delivery_.Filled(share);
-  AdvanceLocked();
+  if (!batch->abandoned && batch->finished + rows == batch->rows.rows) {
+    // Without the lock, as it may copy the whole slot. Until its last rows
+    // count as finished, the slot is given to nobody else, whatever happens.
+    mutex_.Unlock();
+    Assemble(batch);
+    note(kAssembling);
+    mutex_.Lock();
+  }
+  batch->finished += rows;
+  if (batch->done()) {
+    delivery_.Filled(batch);
+    AdvanceLocked();
+  }
   note(kPublishing);
 }
 
 void Job::GiveBack(const Claim& rows) {
-  OpenBatch* const share = rows.batch;
+  OpenBatch* const batch = rows.batch;
   MutexLock lock(&mutex_);
-  delivery_.GiveBack(share, {rows.begin, rows.end});
-  if (share->done()) {  // nobody will get it, and no worker has rows of it
-    delivery_.Filled(share);
+  delivery_.GiveBack(batch, {rows.begin, rows.end});
+  if (batch->done()) {  // nobody will get it, and no worker has rows of it
+    delivery_.Filled(batch);
     AdvanceLocked();
-  } else if (failure_.ok() && !share->abandoned) {
+  } else if (failure_.ok() && !batch->abandoned) {
     on_work_(true);
   }
 }
@@ -811,9 +695,9 @@ void Job::FailIfNothingIsReadable(uint64_t rows_done) {
                     key_.name, rows_done, last));
 }
 
-bool Job::GivenUp(const OpenBatch* share) const {
+bool Job::GivenUp(const OpenBatch* batch) const {
   MutexLock lock(&mutex_);
-  return share->abandoned;
+  return batch->abandoned;
 }
 
 void Job::CountFailedRow(StatusCode code) {
@@ -824,13 +708,13 @@ void Job::CountFailedRow(StatusCode code) {
   count.fetch_add(1, std::memory_order_relaxed);  // shown, nothing more
 }
 
-void Job::LeaveOut(OpenBatch* share, uint64_t row, const Status& error) {
+void Job::LeaveOut(OpenBatch* batch, uint64_t row, const Status& error) {
   CountFailedRow(error.code());
   const uint64_t count =
       counters_.rows_skipped.fetch_add(1, std::memory_order_relaxed) + 1;
   Log<"sample-skipped">(key_, error.message(), count);
   MutexLock lock(&mutex_);
-  share->left_out.push_back(row);
+  batch->left_out.push_back(row);
   NoteErrorLocked(error.message());
 }
 
@@ -866,11 +750,6 @@ void Job::FailLocked(const Status& status) {
       Closed::kFailed,
       Format("{} {}", static_cast<int>(status.code()), status.message()));
   on_freed_();
-}
-
-std::vector<uint32_t> Job::BankNodes() const {
-  MutexLock lock(&mutex_);
-  return delivery_.bank_nodes();
 }
 
 bool Job::StartMoving() {

@@ -13,6 +13,7 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <utility>
 #include <nlohmann/json_fwd.hpp>
 #include <string>
 #include <vector>
@@ -23,6 +24,7 @@
 #include "broker/job/dataset.h"
 #include "broker/job/job_options.h"
 #include "broker/job/prefetch.h"
+#include "broker/memory/reserved_memory.h"
 #include "broker/plan/plan.h"
 #include "broker/stream/stream.h"
 #include "common/segment.h"
@@ -89,11 +91,11 @@ class Job {
   // segment and the stream.
   Job(JobKey key, JobOptions options, std::shared_ptr<const Dataset> dataset,
       Layout layout, std::unique_ptr<Segment> segment,
-      std::shared_ptr<void> memory, uint32_t workers,
+      MemoryReservation memory, uint32_t workers,
       std::unique_ptr<JobRecord> record);
 
   const JobKey& key() const { return key_; }
-  const void* memory() const { return memory_.get(); }  // its reservation
+  MemoryReservation& memory() { return memory_; }
   const JobOptions& options() const { return options_; }
   const Dataset& dataset() const { return *dataset_; }
   const std::shared_ptr<const Dataset>& shared_dataset() const {
@@ -110,6 +112,21 @@ class Job {
 
   // ---- for the control thread
 
+  // Calls a method of the delivery: a question, or a change that makes no batch
+  // ready.
+  template <typename Method, typename... Arguments>
+  auto Locked(Method method, Arguments&&... arguments) const {
+    MutexLock lock(&mutex_);
+    return std::invoke(method, delivery_,
+                       std::forward<Arguments>(arguments)...);
+  }
+  // A change that may make some ready: ranks are then given what they can get.
+  template <typename Method, typename... Arguments>
+  void Change(Method method, Arguments&&... arguments) {
+    MutexLock lock(&mutex_);
+    std::invoke(method, delivery_, std::forward<Arguments>(arguments)...);
+    AdvanceLocked();
+  }
   // See Delivery. record is called before anybody is given a batch as a result;
   // if it fails, the rank has not joined.
   using Record = std::function<Status(const Delivery::Joined&)>;
@@ -117,44 +134,20 @@ class Job {
                                     const Record& record);
   void Leave(uint32_t seat);
   void Died(uint32_t seat);
-  // Call before closing the wake socket of a seat.
-  void Mute(uint32_t seat);
   // NotFound: no such rank is attached.
   Status Evict(uint32_t rank, const std::string& reason);
   void EvictSeat(uint32_t seat, const std::string& reason);
-  std::vector<Delivery::RanksChanged> TakeRanksChanged();
-  void RanksAnnounced(uint32_t seat, uint32_t phase);
-  bool GoesOnWithout(uint32_t rank) const;
-  size_t phases() const;
-  bool AllCame() const;
   // Ranks of this host that never attached, or that are gone and waited for, as
   // a list.
   std::string MissingText() const;
-  bool OwesPredecessor(uint32_t rank) const;
   // After a restart of the broker, before anybody attaches.
-  Status RestorePhases(const std::vector<FormerPhase>& phases);
-  void RestoreRank(const Delivery::FormerConsumer& former);
   void RestoreStream(FormerStream former);
-  void BeginRecovery();
-  bool gathering() const;
-  void TakeOverSteps(const Delivery::FormerSteps& former);
-  bool Unsettled() const;
   void FinishRecovery(bool shrink);
   // Ranks finish the step that the furthest of them was given; no more follow.
   // CheckTimeouts fails the job if that waits for a function that hangs.
   void Drain();
   // Ends the job at once, for all ranks.
   void Recall(const std::string& reason);
-  bool OwesTheDead() const;
-  bool AllDelivered() const;
-  std::vector<Delivery::RankStatus> Ranks() const;
-  bool HasAttached() const;
-  bool Finished(uint32_t rank) const;
-  bool ToldTheEnd(uint32_t rank) const;
-  bool Knows(uint32_t rank) const;
-  bool WaitsFor(uint32_t rank) const;
-  // The process at this seat is a rank of the job; false: it was evicted.
-  bool IsAt(uint32_t seat);
   // No process has a seat and no worker writes: nothing refers to the segment.
   bool Abandoned() const;
   // Its rows are made by threads of its own, which wait for other processes.
@@ -162,12 +155,12 @@ class Job {
   // Called regularly. Fails the job if ranks are missing for longer than
   // options().wait_s; samples what ranks and workers do.
   void CheckTimeouts(const FunctionWorkersUse& function_workers);
-  bool failed() const;
+  Status failure() const;  // the reason it failed
+  bool failed() const { return !failure().ok(); }
   // Measures the parts of making rows for so long from now on.
   void Measure(double seconds);
   // What was measured since the job began.
   nlohmann::json PartsJson() const;
-  Status failure() const;  // the reason it failed
   // Gives its mix other weights from a row of an epoch on; nullopt: from the
   // first step that nobody has begun to make, which no rank can have. Returns
   // the change as it was made. InvalidArgument: it is no mix, wrong weights;
@@ -183,14 +176,10 @@ class Job {
       const std::function<void(const WeightsChange&)>& tell);
   // All changes so far.
   std::vector<WeightsChange> weights() const;
-  JobState State() const;
   // The state for a rank at this position.
   JobState StateAt(const PlanStart& start) const;
   // The ranks at these seats sent wakes, already drained.
   void Advance(const std::vector<uint32_t>& seats);
-  // Sees everything that ranks have done, even if their wakes are still on the
-  // way.
-  void AdvanceAll();
   // What the job makes ahead follows what limits it.
   void TunePrefetch(const PoolUse& pool);
   // This many slots of every lane are populated.
@@ -200,8 +189,6 @@ class Job {
   // anything there.
   Stream* stream() const { return stream_.get(); }
   void StreamChanged();
-  // The current NUMA node of each bank of slots; empty: the machine has one.
-  std::vector<uint32_t> BankNodes() const;
   // Moving banks that were made on another node than that of their rank. One
   // thread at a time does it: first the one that opened the job, later the one
   // that got true from StartMoving, until EndMoving returns true.
@@ -212,12 +199,14 @@ class Job {
   // kept_s: nobody is attached; the job waits this long for replacements.
   nlohmann::json StatusJson(bool with_ranks,
                             std::optional<double> kept_s) const;
-  // Recent number of workers (of its function workers if it has any) that made
-  // its rows, or that waited for its reads.
-  double RecentDecoding() const;
-  double RecentStorage() const;
-  // The recent share of the time that the rank that waits most waited.
-  double RanksWait() const;
+  struct Recent {
+    // Workers (of its function workers if it has any) that made its rows, or
+    // that waited for its reads.
+    double decoding = 0;
+    double storage = 0;
+    double ranks_wait = 0;  // of the time, by the rank that waits most
+  };
+  Recent recent() const;
   // absent: ranks that are to reconnect; the job adds those that are to attach.
   Bottleneck FindBottleneck(const PoolUse& pool, AbsentRanks absent) const;
 
@@ -229,8 +218,6 @@ class Job {
     return layout_.segment.bank_slots == 0 ||
            settled_.load(std::memory_order_relaxed);
   }
-  // Locks and reads the ranks' pages: too costly for every claim.
-  Demand Wanted();
   // node: the worker's.
   Claim ClaimRows(std::optional<uint32_t> node);
   // The rows are done; the last of a batch publish it.
@@ -304,7 +291,7 @@ class Job {
   }
 
  private:
-  double RanksWaitLocked() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  Recent RecentLocked() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void UseSlotsLocked() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void AdvanceLocked() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void NoteSettledLocked() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
@@ -325,7 +312,8 @@ class Job {
   void CountFailedRow(StatusCode code);
   void NoteErrorLocked(const std::string& message)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  void AssembleLocked(OpenBatch* batch) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // The rows of the batch are all made, and nobody else touches it meanwhile.
+  void Assemble(OpenBatch* batch) const;
   uint64_t ChunkRowsNow() const;
   void EndIfStopHangsLocked(const FunctionWorkersUse& function_workers)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
@@ -336,7 +324,7 @@ class Job {
   const std::shared_ptr<const Dataset> dataset_;
   const Layout layout_;
   const bool keep_shape_;  // last: pad
-  const std::shared_ptr<void> memory_;
+  MemoryReservation memory_;
   const std::unique_ptr<Segment> segment_;
   const uint64_t part_of_step_;  // rows
   const std::unique_ptr<JobRecord> record_;

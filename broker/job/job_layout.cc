@@ -58,7 +58,7 @@ StatusOr<PlanStart> StartOf(const JobState& state, const JobState& here,
   return start;
 }
 
-// Of `shard: file`: a resumed job keeps those that it began with.
+// The shards of `shard: file`: a resumed job keeps those it began with.
 uint32_t ShardsOf(const JobOptions& options) {
   return options.start && options.start->shards ? options.start->shards->count
                                                 : options.world_size;
@@ -191,7 +191,7 @@ StatusOr<Job::Layout> Job::PlanLayout(const JobOptions& options,
             : Format("prefetch {}", prefetch.most()),
         spec.hold, kLeasesMax);
   }
-  // Of the rank with the most rows.
+  // The rows of the rank that has most.
   const auto rows_of = [&](const Plan& of, size_t form) {
     return forms.size() == 1 ? of.max_batch_rows(0)
                              : of.RowsOfRankIn(spec.batch.by_part[form], 0);

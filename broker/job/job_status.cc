@@ -67,32 +67,17 @@ bool Job::StarvedLocked() const {
   return slots.filling == 0 && slots.ready == 0 && slots.free > 0;
 }
 
-std::vector<Delivery::RankStatus> Job::Ranks() const {
+Job::Recent Job::recent() const {
   MutexLock lock(&mutex_);
-  return delivery_.Ranks();
+  return RecentLocked();
 }
 
-double Job::RecentDecoding() const {
-  MutexLock lock(&mutex_);
-  return recent_.decoding();
-}
-
-double Job::RecentStorage() const {
-  MutexLock lock(&mutex_);
-  return recent_.storage();
-}
-
-double Job::RanksWait() const {
-  MutexLock lock(&mutex_);
-  return RanksWaitLocked();
-}
-
-double Job::RanksWaitLocked() const {
-  double most = 0;
+Job::Recent Job::RecentLocked() const {
+  Recent recent = {recent_.decoding(), recent_.storage()};
   for (const RecentUse::RankUse& rank : recent_.ranks()) {
-    most = std::max(most, rank.waits);
+    recent.ranks_wait = std::max(recent.ranks_wait, rank.waits);
   }
-  return most;
+  return recent;
 }
 
 Bottleneck Job::FindBottleneck(const PoolUse& pool, AbsentRanks absent) const {
@@ -150,7 +135,7 @@ nlohmann::json Job::StatusJson(bool with_ranks,
   // Counts from before a move are void while banks are moved.
   const bool moving = moving_ || !banks_to_move_.empty();
   const std::vector<Delivery::RankStatus> all_ranks = delivery_.Ranks();
-  // Of the pages that exist, not of those that are promised.
+  // The bytes of pages that exist, not of those that are promised.
   struct stat segment {};
   const bool stated = fstat(segment_->fd(), &segment) == 0;
   std::vector<uint32_t> waits_for;

@@ -55,9 +55,13 @@ JobTable::JobTable(EventLoop* loop, WorkerPool* workers,
       placement_(&workers->topology()) {
   SetLimits(limits);
   std::map<uint64_t, std::shared_ptr<void>> memory_of;  // by segment
+  const auto take = [this](uint32_t uid, uint64_t bytes) {
+    return std::make_shared<MemoryReservation>(
+        reserved_->Take(uid, bytes).reservation);
+  };
   const auto count = [&](uint32_t uid, uint64_t segment, uint64_t bytes) {
     std::shared_ptr<void>& memory = memory_of[segment];
-    if (memory == nullptr) memory = reserved_->Take(uid, bytes).bytes;
+    if (memory == nullptr) memory = take(uid, bytes);
     return memory;
   };
   for (const RecordedMapping& each : journal->TakeMappings()) {
@@ -82,8 +86,7 @@ JobTable::JobTable(EventLoop* loop, WorkerPool* workers,
                           entry.former_memory, rank.evicted ? rank.inode : 0});
     }
     if (entry.former_memory == nullptr) {
-      entry.former_memory =
-          reserved_->Take(former.key.uid, former.segment_bytes).bytes;
+      entry.former_memory = take(former.key.uid, former.segment_bytes);
     }
     entry.former = std::make_unique<FormerJob>(std::move(former));
     Log<"job-waits">(entry.key);
@@ -137,9 +140,13 @@ StatusOr<JobTable::Entry*> JobTable::EntryOf(const AttachRequest& request) {
   for (Entry& each : entries_) {
     if (!(each.key == request.key)) continue;
     const bool is_it = each.incarnation.token == request.incarnation->token;
-    if (is_it && !each.over) return &each;
-    over |= is_it;
-    if (!each.over) newest = &each;
+    if (each.state.over()) {
+      over |= is_it;
+    } else if (is_it) {
+      return &each;
+    } else {
+      newest = &each;
+    }
   }
   for (const Ended& ended : ended_) {
     if (ended.key == request.key &&
@@ -276,9 +283,10 @@ JobTable::Entry* JobTable::Reopen(const Ended& ended,
 }
 
 bool JobTable::Expects(const Entry& entry, uint32_t rank) {
+  const Job* const job = entry.state.job().get();
   if (entry.launch.Finished(rank) ||
-      (entry.job != nullptr &&
-       (entry.job->failed() || entry.job->ToldTheEnd(rank)))) {
+      (job != nullptr &&
+       (job->failed() || job->Locked(&Delivery::ToldTheEnd, rank)))) {
     return false;
   }
   // A rank that left early comes back only while others are still there.
@@ -290,15 +298,10 @@ StatusOr<JobTable::Entry*> JobTable::EntryFor(AttachRequest* asked) {
   const AttachRequest& request = *asked;
   if (request.incarnation) return EntryOf(request);
   const uint32_t rank = request.joining.rank;
-  const auto begins_another = [&request](const Entry& entry) {
-    return request.options.start &&
-           !(request.asked_before &&
-             request.options.start == entry.options.start);
-  };
   Entry* entry = nullptr;
   uint64_t expecting = UINT64_MAX;  // of the incarnation that expects the rank
   for (Entry& each : entries_) {
-    if (!(each.key == request.key) || each.over) continue;
+    if (!(each.key == request.key) || each.state.over()) continue;
     HearFormer(each);
     if (TakeUpUnanswered(each, asked)) return &each;
     // Not the newest, which others may have begun, but the oldest whose end
@@ -316,10 +319,13 @@ StatusOr<JobTable::Entry*> JobTable::EntryFor(AttachRequest* asked) {
     return Reopen(*ended, request);
   }
   if (entry == nullptr) return nullptr;
-  if (entry->forgotten && !begins_another(*entry)) {
-    PENSTOCK_RETURN_IF_ERROR(CheckForgotten(*entry, request));
-  }
-  if (!begins_another(*entry)) {
+  const bool begins_another =
+      request.options.start &&
+      !(request.asked_before && request.options.start == entry->options.start);
+  if (!begins_another) {
+    if (entry->forgotten) {
+      PENSTOCK_RETURN_IF_ERROR(CheckForgotten(*entry, request));
+    }
     if (entry->launch.Finished(rank)) return nullptr;
     if ((entry->deserted || FormerIsDeserted(*entry)) &&
         entry->launch.HasLeft(rank)) {
@@ -327,28 +333,25 @@ StatusOr<JobTable::Entry*> JobTable::EntryFor(AttachRequest* asked) {
       return nullptr;
     }
   }
-  if (entry->job == nullptr && entry->opening == nullptr) {
-    // From a former broker instance.
-    if (begins_another(*entry)) {
-      End(*entry, "");
-      return nullptr;
+  if (entry->state.stage() == State::kUnopened) {
+    if (!begins_another) {
+      const Status status = CheckFormer(*entry, request);
+      if (status.ok()) return entry;
+      if (status.code() != StatusCode::kNotFound) return status;
     }
-    if (entry->options.at_end) return entry;
-    const Status status = CheckFormer(*entry, request);
-    if (status.ok()) return entry;
-    if (status.code() != StatusCode::kNotFound) return status;
     End(*entry, "");
     return nullptr;
   }
-  if (entry->job == nullptr) {
+  if (entry->state.stage() == State::kOpening) {
     if (request.options.start == entry->options.start) return entry;
     return FailedPreconditionError(
         "rank {} disagrees with the ranks of job '{}' that are attaching: they "
         "begin at another state",
         rank, entry->key.name);
   }
-  const bool knows = entry->job->Knows(rank);
-  if (begins_another(*entry)) {
+  const Job& job = *entry->state.job();
+  const bool knows = job.Locked(&Delivery::Knows, rank);
+  if (begins_another) {
     // Ranks that begin at the same state meet in one incarnation; a rank that
     // comes once more with a state begins another.
     if (!knows && request.options.start == entry->options.start) return entry;
@@ -357,8 +360,8 @@ StatusOr<JobTable::Entry*> JobTable::EntryFor(AttachRequest* asked) {
                        rank, entry->key.name));
     return nullptr;
   }
-  if (entry->job->Finished(rank)) return nullptr;
-  if (entry->job->failed() && !entry->job->HasAttached()) {
+  if (job.Locked(&Delivery::Finished, rank)) return nullptr;
+  if (job.failed() && !job.Locked(&Delivery::AnyAttached)) {
     End(*entry, "over");
     return nullptr;
   }
@@ -389,7 +392,7 @@ void JobTable::Route(Pending attach) {
       const auto taken = [&] {
         return std::any_of(
             entries_.begin(), entries_.end(), [&](const Entry& entry) {
-              return entry.key.uid == request.key.uid && !entry.over &&
+              return entry.key.uid == request.key.uid && !entry.state.over() &&
                      entry.key.name == request.key.name &&
                      entry.key.dataset == request.key.dataset &&
                      entry.key.consumer == consumer;
@@ -433,40 +436,41 @@ void JobTable::Route(Pending attach) {
     attach.done(status);
     return;
   }
-  if (found->job == nullptr && found->opening == nullptr) {
+  if (found->state.stage() == State::kUnopened) {
     const uint64_t number = attach.number;
     found->pending.push_back(std::move(attach));
     OpenFor(found, number);
     return;
   }
-  if (found->job == nullptr || MustWait(*found, request)) {
-    for (const Pending& pending : found->pending) {
-      if (pending.request.joining.rank == request.joining.rank &&
-          request.joining.rank != Delivery::kAnyRank) {
-        attach.done(AlreadyExistsError(
-            "rank {} of job '{}' is attaching already: give each process its "
-            "own rank, or another job name",
-            request.joining.rank, request.key.name));
-        return;
-      }
-    }
-    if (found->job != nullptr) {
-      Postpone(*found, std::move(attach));
-    } else {
-      NoteNode(found->opening, request);
-      found->opening->waiting.push_back(attach.number);
-      found->pending.push_back(std::move(attach));
-    }
+  Opening* const opening = found->state.opening();
+  if (opening == nullptr && !MustWait(*found, request)) {
+    attach.done(AttachTo(*found, std::move(request)));
     return;
   }
-  attach.done(AttachTo(*found, std::move(request)));
+  for (const Pending& pending : found->pending) {
+    if (pending.request.joining.rank == request.joining.rank &&
+        request.joining.rank != Delivery::kAnyRank) {
+      attach.done(AlreadyExistsError(
+          "rank {} of job '{}' is attaching already: give each process its "
+          "own rank, or another job name",
+          request.joining.rank, request.key.name));
+      return;
+    }
+  }
+  if (opening == nullptr) {
+    Postpone(*found, std::move(attach));
+  } else {
+    NoteNode(opening, request);
+    opening->waiting.push_back(attach.number);
+    found->pending.push_back(std::move(attach));
+  }
 }
 
 void JobTable::OpenFor(Entry* entry, uint64_t attach) {
   if (const Status status = Open(entry); !status.ok()) {
     Opened(entry, status);
   } else {
-    entry->opening->waiting.push_back(attach);
+    entry->state.opening()->waiting.push_back(attach);
   }
 }
 
@@ -493,12 +497,13 @@ StatusOr<JobTable::Attached> JobTable::AttachTo(Entry& entry,
   if (poll(&dead, 1, 0) == 1) {
     return UnavailableError("rank {} is dead", request.joining.rank);
   }
+  const std::shared_ptr<Job>& job = entry.state.job();
   const bool reconnects = request.incarnation.has_value();
-  if (reconnects && request.joining.phase >= entry.job->phases()) {
+  if (reconnects && request.joining.phase >= job->Locked(&Delivery::phases)) {
     // The rank was told of a change of ranks that the journal has lost: every
     // rank batch differs now.
     const Status status = ForgottenError(entry.key.name);
-    entry.job->Fail(status);
+    job->Fail(status);
     return status;
   }
   const auto cursor = request.joining.cursor;
@@ -507,14 +512,15 @@ StatusOr<JobTable::Attached> JobTable::AttachTo(Entry& entry,
     entry.reconnected[rank] = {request.joining.former, request.former_inode,
                                request.joining.position.value_or(0)};
   }
-  if (const PlanStart& start = entry.job->plan().start();
+  if (const PlanStart& start = job->plan().start();
       request.asked_before && request.joining.position == start.position) {
     for (const RowRange& owed : start.owed) {
       request.joining.owed.push_back(owed.position);
     }
   }
   RestoreDead(entry);
-  if (!reconnects && entry.former != nullptr && !entry.job->Knows(rank)) {
+  if (!reconnects && entry.former != nullptr &&
+      !job->Locked(&Delivery::Knows, rank)) {
     PENSTOCK_RETURN_IF_ERROR(CheckFormer(entry, request));
     // Its last process may have died between the two calls above.
     RestoreDead(entry);
@@ -530,9 +536,11 @@ StatusOr<JobTable::Attached> JobTable::AttachTo(Entry& entry,
     // had nothing yet. A rank that reconnects goes on all the same.
     return reconnects ? OkStatus() : recorded.status();
   };
-  const auto attached = entry.job->Attach(std::move(request.joining), record);
+  const auto attached = job->Attach(std::move(request.joining), record);
   if (!attached.ok()) {
-    if (reconnects && !entry.job->Knows(rank)) entry.reconnected.erase(rank);
+    if (reconnects && !job->Locked(&Delivery::Knows, rank)) {
+      entry.reconnected.erase(rank);
+    }
     return attached.status();
   }
   const Delivery::Joined& joined = *attached;
@@ -541,15 +549,15 @@ StatusOr<JobTable::Attached> JobTable::AttachTo(Entry& entry,
                                     CursorInode(request.cursor_fd.get())};
   entry.launch.Attached(joined.rank);
   KillPoint("attach.recorded");
-  if (entry.job->StartMoving()) StartMover(entry.job);
-  if (!entry.job->gathering()) RetireFormer(entry, joined.rank);
+  if (job->StartMoving()) StartMover(job);
+  if (!job->Locked(&Delivery::gathering)) RetireFormer(entry, joined.rank);
   TryGather(entry);
   FinishFormer(entry);
   // A replacement gets the same incarnation number: the one process it could
   // fence is dead and cannot ask any more, and ranks that reconnect later are
   // recognised by the number.
   return Attached{
-      entry.job, joined, entry.incarnation,
+      job, joined, entry.incarnation,
       reconnects ? FormerMemoryOf(entry, rank, request.pidfd) : nullptr};
 }
 
@@ -557,7 +565,7 @@ const DatasetSpec* JobTable::SpecOf(
     const JobKey& key, uint32_t rank,
     std::optional<Incarnation> incarnation) const {
   for (const Entry& entry : entries_) {
-    if (!(entry.key == key) || entry.over) continue;
+    if (!(entry.key == key) || entry.state.over()) continue;
     if (incarnation ? entry.incarnation.token == incarnation->token
                     : Expects(entry, rank)) {
       return &entry.options.spec;
@@ -568,13 +576,13 @@ const DatasetSpec* JobTable::SpecOf(
 
 // Gives nobody anything of the entry any more.
 void JobTable::End(Entry& entry, const std::string& reason, bool awaited) {
-  if (entry.over) return;
-  entry.over = true;
+  if (entry.state.over()) return;
+  entry.state.End();
   if (!awaited && entry.number != 0) journal_->JobEnded(entry.number);
   NoteEnded(entry, awaited);
-  if (entry.job == nullptr) return;
-  entry.job->Recall(reason);
-  reserved_->WillReturn(entry.job->memory());
+  if (entry.state.job() == nullptr) return;
+  entry.state.job()->Recall(reason);
+  entry.state.job()->memory().WillReturn();
 }
 
 void JobTable::CancelAttach(uint64_t attach) {
@@ -588,56 +596,54 @@ void JobTable::CancelAttach(uint64_t attach) {
   if (entry == entries_.end()) return;
   std::erase_if(entry->pending, is_it);
   // Not given up with its first rank if others know of it.
-  if (entry->job != nullptr || !entry->pending.empty() ||
-      entry->opening == nullptr || entry->former != nullptr ||
-      entry->options.at_end || entry->forgotten) {
+  if (entry->state.stage() != State::kOpening || !entry->pending.empty() ||
+      entry->former != nullptr || entry->options.at_end || entry->forgotten) {
     return;
   }
   // Nobody waits any more: the next request opens another entry, and Opened()
   // drops this one.
-  entry->over = true;
-  if (Cancel(*entry->opening)) {
+  if (Cancel(*entry->state.Cancel())) {
     Opened(&*entry, CancelledError("nobody waits any more"));
   }
 }
 
 void JobTable::Leave(const std::shared_ptr<Job>& job, uint32_t seat,
                      bool orderly) {
-  const bool is_rank = job->IsAt(seat);
+  const bool is_rank = job->Locked(&Delivery::RankAt, seat).has_value();
   orderly ? job->Leave(seat) : job->Died(seat);
   const auto entry =
       std::find_if(entries_.begin(), entries_.end(),
-                   [&](const Entry& each) { return each.job == job; });
-  if (entry != entries_.end()) {
-    if (auto attachment = entry->attachments.extract(seat)) {
-      if (orderly && is_rank) {
-        const Entry::Attachment& left = attachment.mapped();
-        const bool finished = job->Finished(left.rank);
-        entry->launch.Left(left.rank, finished);
-        journal_->RankLeft(entry->number, left.attach, finished);
-      }
-      journal_->Unmapped(entry->number, attachment.mapped().attach);
-      entry->retired.push_back(attachment.mapped());
+                   [&](const Entry& each) { return each.state.job() == job; });
+  if (entry == entries_.end()) return;
+  if (auto attachment = entry->attachments.extract(seat)) {
+    const Entry::Attachment& left = attachment.mapped();
+    if (orderly && is_rank) {
+      const bool finished = job->Locked(&Delivery::Finished, left.rank);
+      entry->launch.Left(left.rank, finished);
+      journal_->RankLeft(entry->number, left.attach, finished);
     }
+    journal_->Unmapped(entry->number, left.attach);
+    entry->retired.push_back(left);
   }
-  if (entry != entries_.end() && !entry->over && !job->HasAttached()) {
-    Deserted(*entry);
-  }
+  if (!job->Locked(&Delivery::AnyAttached)) Deserted(*entry);
   // For a job that goes on, the next tick sweeps: a thousand ranks may leave
   // one by one.
-  if (entry != entries_.end() && entry->over) Sweep();
+  if (entry->state.over()) Sweep();
 }
 
 void JobTable::Deserted(Entry& entry) {
+  if (entry.state.over()) return;
   const JobKey& key = entry.key;
-  if (entry.job->failed() || (entry.launch.Complete() && !OwesAnybody(entry))) {
+  const Job& job = *entry.state.job();
+  if (job.failed() || (entry.launch.Complete() && !OwesAnybody(entry))) {
     End(entry, "all ranks have left");
-  } else if (!entry.named) {
-    if (!entry.job->AllDelivered()) {
-      Log<"job-undelivered">(key, key.dataset);
-    }
+    return;
+  }
+  const bool delivered = job.Locked(&Delivery::AllDelivered);
+  if (!entry.named) {
+    if (!delivered) Log<"job-undelivered">(key, key.dataset);
     End(entry, "all ranks have left");
-  } else if (entry.job->AllDelivered()) {
+  } else if (delivered) {
     Log<"job-delivered">(key, entry.incarnation.number, kAwaitedKept.count());
     End(entry, "all of its data are delivered", true);
   } else if (!entry.deserted) {
@@ -648,9 +654,9 @@ void JobTable::Deserted(Entry& entry) {
 std::vector<std::shared_ptr<Job>> JobTable::Find(const JobQuery& query) const {
   std::vector<std::shared_ptr<Job>> jobs;
   for (const Entry& entry : entries_) {
-    if (entry.job != nullptr && !entry.over && !entry.options.at_end &&
+    if (entry.state.stage() == State::kOpen && !entry.options.at_end &&
         query.Matches(entry.key)) {
-      jobs.push_back(entry.job);
+      jobs.push_back(entry.state.job());
     }
   }
   return jobs;
@@ -658,73 +664,72 @@ std::vector<std::shared_ptr<Job>> JobTable::Find(const JobQuery& query) const {
 
 bool JobTable::MayOpen(const JobQuery& query) const {
   return std::any_of(entries_.begin(), entries_.end(), [&](const Entry& entry) {
-    return entry.job == nullptr && !entry.over && query.Matches(entry.key);
+    return entry.state.stage() < State::kOpen && query.Matches(entry.key);
   });
 }
 
 void JobTable::CheckTimeouts() {
   const PoolUse pool = RecentPoolUse();
   for (Entry& entry : entries_) {
-    if (entry.job == nullptr || entry.over) continue;
-    entry.job->CheckTimeouts(workers_->UseOfFunctionWorkers(*entry.job));
-    entry.job->TunePrefetch(pool);
+    if (entry.state.stage() != State::kOpen) continue;
+    Job& job = *entry.state.job();
+    job.CheckTimeouts(workers_->UseOfFunctionWorkers(job));
+    job.TunePrefetch(pool);
   }
 }
 
 void JobTable::Sweep() {
   StartWaiting();
   CheckHolders();
-  const auto now = std::chrono::steady_clock::now();
   for (auto entry = entries_.begin(); entry != entries_.end();) {
     HearFormer(*entry);
-    if (entry->job == nullptr) {
-      // From a former broker instance, and nobody comes.
-      if (entry->former != nullptr && entry->opening == nullptr &&
-          (entry->over || FormerIsOver(*entry))) {
-        End(*entry, "");
-        entry = entries_.erase(entry);
-      } else {
-        ++entry;
-      }
-      continue;
+    // From a former broker instance, and nobody comes.
+    if (entry->state.stage() == State::kUnopened && FormerIsOver(*entry)) {
+      End(*entry, "");
     }
-    std::vector<Entry::Attachment> needed;
-    for (const Entry::Attachment& dead : entry->retired) {
-      if (!Superseded(*entry, dead) || entry->job->OwesPredecessor(dead.rank)) {
-        needed.push_back(dead);
-      } else {
-        journal_->RankForgotten(entry->number, dead.attach);
-      }
-    }
-    entry->retired = std::move(needed);
-    if (entry->former_memory != nullptr && Away(*entry).empty()) {
-      entry->former_memory.reset();
-    }
-    if (!entry->over) {
-      TryGather(*entry);
-      FinishFormer(*entry);
-      // It may have failed since, or turn out to be delivered.
-      if (entry->deserted) Deserted(*entry);
-      if (entry->deserted && now - *entry->deserted > kDesertedJobKept) {
-        End(*entry, "nobody came back");
-      }
-    }
-    if (entry->over) {
-      for (Pending& each : std::exchange(entry->pending, {})) {
-        Route(std::move(each));
-      }
-    }
-    if (!entry->over || !entry->job->Abandoned()) {
-      ++entry;
-      continue;
-    }
-    workers_->Remove(entry->job.get());
-    // Relaxed: no worker is on it any more.
-    rows_of_ended_jobs_ +=
-        entry->job->counters().rows.load(std::memory_order_relaxed);
-    deferred_->Destroy(std::move(entry->job));
-    entry = entries_.erase(entry);
+    if (entry->state.job() != nullptr) SweepRanks(*entry);
+    entry = Release(*entry) ? entries_.erase(entry) : std::next(entry);
   }
+}
+
+void JobTable::SweepRanks(Entry& entry) {
+  std::vector<Entry::Attachment> needed;
+  for (const Entry::Attachment& dead : entry.retired) {
+    if (!Superseded(entry, dead) ||
+        entry.state.job()->Locked(&Delivery::OwesPredecessor, dead.rank)) {
+      needed.push_back(dead);
+    } else {
+      journal_->RankForgotten(entry.number, dead.attach);
+    }
+  }
+  entry.retired = std::move(needed);
+  if (entry.former_memory != nullptr && Away(entry).empty()) {
+    entry.former_memory.reset();
+  }
+  if (entry.state.over()) return;
+  TryGather(entry);
+  FinishFormer(entry);
+  // It may have failed since, or turn out to be delivered.
+  if (entry.deserted) Deserted(entry);
+  if (entry.deserted &&
+      std::chrono::steady_clock::now() - *entry.deserted > kDesertedJobKept) {
+    End(entry, "nobody came back");
+  }
+}
+
+bool JobTable::Release(Entry& entry) {
+  if (entry.state.stage() != State::kOver) return false;
+  for (Pending& each : std::exchange(entry.pending, {})) {
+    Route(std::move(each));
+  }
+  std::shared_ptr<Job> job = entry.state.job();
+  if (job == nullptr) return true;
+  if (!job->Abandoned()) return false;
+  workers_->Remove(job.get());
+  // Relaxed: no worker is on it any more.
+  rows_of_ended_jobs_ += job->counters().rows.load(std::memory_order_relaxed);
+  deferred_->Destroy(std::move(job));
+  return true;
 }
 
 PoolUse JobTable::RecentPoolUse() const {
@@ -732,10 +737,12 @@ PoolUse JobTable::RecentPoolUse() const {
   use.workers = workers_->workers();
   use.idle = workers_->recently_idle();
   for (const Entry& entry : entries_) {
-    if (entry.job == nullptr) continue;
-    if (entry.job->has_function_workers()) continue;  // not in the pool's time
-    use.decoding += entry.job->RecentDecoding() / use.workers;
-    use.storage += entry.job->RecentStorage() / use.workers;
+    const Job* const job = entry.state.job().get();
+    // Those of a job with workers of its own are not in the pool's time.
+    if (job == nullptr || job->has_function_workers()) continue;
+    const Job::Recent recent = job->recent();
+    use.decoding += recent.decoding / use.workers;
+    use.storage += recent.storage / use.workers;
   }
   return use;
 }
@@ -743,7 +750,8 @@ PoolUse JobTable::RecentPoolUse() const {
 std::optional<double> JobTable::KeptFor(const Entry& entry) const {
   auto since = entry.deserted;
   if (FormerIsDeserted(entry)) since = started_;
-  if (entry.over || !since || (entry.job != nullptr && entry.job->failed())) {
+  const Job* const job = entry.state.job().get();
+  if (entry.state.over() || !since || (job != nullptr && job->failed())) {
     return std::nullopt;
   }
   const std::chrono::duration<double> kept =
@@ -761,24 +769,24 @@ nlohmann::json JobTable::StatusJson(
     const std::map<uint32_t, const RecordedRank*> away = Away(entry);
     AbsentRanks absent;
     for (const auto& [rank, former] : away) absent.to_reconnect.push_back(rank);
-    if (entry.job != nullptr) {
+    if (const std::shared_ptr<Job>& open = entry.state.job()) {
       nlohmann::json& job = jobs.emplace_back(
-          entry.job->StatusJson(pids != nullptr, KeptFor(entry)));
+          open->StatusJson(pids != nullptr, KeptFor(entry)));
       job["incarnation"] = entry.incarnation.number;
-      if (entry.job->has_function_workers()) {
+      if (open->has_function_workers()) {
         std::string why;
-        job["processes"] = workers_->ProcessesOf(*entry.job, &why);
+        job["processes"] = workers_->ProcessesOf(*open, &why);
         job["processes_chosen"] = why;
       }
       if (pids != nullptr) {
-        job["bottleneck"] = entry.job->FindBottleneck(pool, absent).ToJson();
+        job["bottleneck"] = open->FindBottleneck(pool, absent).ToJson();
         const auto put = [&](const char* list, const char* number,
                              const auto& from) {
           if (!job.contains(list)) return;
           for (nlohmann::json& each : job[list]) {
             if (!each[number].is_number()) continue;
             const auto pid =
-                from.find({entry.job.get(), each[number].get<int64_t>()});
+                from.find({open.get(), each[number].get<int64_t>()});
             // 0: it is in a PID namespace that is not visible here.
             if (pid != from.end() && pid->second > 0) each["pid"] = pid->second;
           }
@@ -786,15 +794,16 @@ nlohmann::json JobTable::StatusJson(
         put("ranks", "seat", pids->of_seats);
         put("producers", "producer", pids->of_producers);
       }
-      if (entry.over && !entry.job->failed()) job["state"] = "ending";
+      if (entry.state.over() && !open->failed()) job["state"] = "ending";
     } else {
+      const bool unopened = entry.state.stage() == State::kUnopened;
       nlohmann::json& job = jobs.emplace_back(
           nlohmann::json{{"job", entry.key.name},
                          {"dataset", entry.key.dataset},
                          {"uid", entry.key.uid},
-                         {"state", entry.opening != nullptr
-                                       ? "opening"
-                                       : "waiting for its ranks to reconnect"},
+                         {"state", unopened
+                                       ? "waiting for its ranks to reconnect"
+                                       : "opening"},
                          {"world_size", entry.options.world_size}});
       if (const std::optional<double> kept_s = KeptFor(entry)) {
         std::set<uint32_t> dead;
@@ -805,12 +814,13 @@ nlohmann::json JobTable::StatusJson(
         job["state"] = AllGoneText(waits_for, *kept_s);
         job["waits_for"] = waits_for;
         job["kept_s"] = *kept_s;
-      } else if (pids != nullptr && entry.opening == nullptr) {
+      } else if (pids != nullptr && unopened) {
         job["bottleneck"] = Bottleneck::Of(RecentUse(), pool, absent).ToJson();
       }
     }
     nlohmann::json& job = jobs.back();
-    if (!entry.over && job["state"] != "failed" && job["state"] != "opening") {
+    if (!entry.state.over() && job["state"] != "failed" &&
+        job["state"] != "opening") {
       AddAway(away, pids != nullptr, &job);
     }
   }
@@ -820,8 +830,8 @@ nlohmann::json JobTable::StatusJson(
 uint64_t JobTable::RowsMade() const {
   uint64_t rows = rows_of_ended_jobs_;
   for (const Entry& entry : entries_) {
-    if (entry.job != nullptr) {
-      rows += entry.job->counters().rows.load(std::memory_order_relaxed);
+    if (Job* const job = entry.state.job().get()) {
+      rows += job->counters().rows.load(std::memory_order_relaxed);
     }
   }
   return rows;

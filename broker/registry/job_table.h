@@ -28,10 +28,10 @@
 #include "broker/job/job.h"
 #include "broker/memory/placement.h"
 #include "broker/memory/populate.h"
+#include "broker/memory/reserved_memory.h"
 #include "broker/recovery/recovery_journal.h"
 #include "broker/recovery/restore.h"
 #include "broker/registry/data_policy.h"
-#include "broker/registry/reserved_memory.h"
 #include "broker/workers/worker_pool.h"
 #include "common/fd.h"
 
@@ -85,7 +85,7 @@ class JobTable {
            RecoveryJournal* journal, const Limits& limits);
   ~JobTable();
 
-  // Of memory, functions and data, for what opens from now on.
+  // The limits of memory, functions and data of what opens from now on.
   void SetLimits(const Limits& limits);
 
   struct AttachRequest {
@@ -173,8 +173,8 @@ class JobTable {
   bool busy() const {
     return !openings_.empty() || !entries_.empty() || !holders_.empty();
   }
-  // Of all jobs, the indexes of their datasets, and segments that processes may
-  // still map from a former broker instance.
+  // The memory of all jobs, of the indexes of their datasets, and of segments
+  // that processes may still map from a former broker instance.
   const ReservedMemory& reserved() const { return *reserved_; }
   // Samples ranks and workers, and fails jobs whose ranks are missing for too
   // long. Called with each tick: it checks all ranks.
@@ -212,21 +212,57 @@ class JobTable {
     Mutex mutex;
     std::vector<KnownRank> known ABSL_GUARDED_BY(mutex);
   };
+  // What has become of an incarnation:
+  //
+  //   kUnopened ──Begin──► kOpening ──Open──► kOpen ──End──► kOver ──► removed
+  //       ▲ │                │   │                             ▲
+  //       │ └────────End─────┼───┼─────────────────────────────┘
+  //       └─────Return───────┘   └─Cancel─► kCancelled ──► removed
+  //
+  // kUnopened: by a former broker instance, and no rank has come since.
+  // kCancelled: nobody waits for its opening, which goes on. kOver: it accepts
+  // nobody, and is removed when nothing refers to its memory.
+  class State {
+   public:
+    enum Stage : uint8_t { kUnopened, kOpening, kOpen, kCancelled, kOver };
+    Stage stage() const { return stage_; }
+    bool over() const { return stage_ >= kCancelled; }
+    // Set when it is open, and if it was when it is over.
+    const std::shared_ptr<Job>& job() const { return job_; }
+    // Set when it is kOpening.
+    Opening* opening() const { return opening_; }
+
+    void Begin(Opening* opening) { Move(kOpening, opening); }
+    void Return() { Move(kUnopened, nullptr); }
+    Opening* Cancel() { return Move(kCancelled, nullptr); }
+    void Open(std::shared_ptr<Job> job) {
+      Move(kOpen, nullptr);
+      job_ = std::move(job);
+    }
+    void End() { Move(kOver, nullptr); }
+
+   private:
+    Opening* Move(Stage to, Opening* opening) {
+      stage_ = to;
+      return std::exchange(opening_, opening);
+    }
+
+    Stage stage_ = kUnopened;
+    Opening* opening_ = nullptr;
+    std::shared_ptr<Job> job_;
+  };
   struct Entry {
     JobKey key;
     JobOptions options;
-    std::shared_ptr<Job> job;  // nullptr while it is being opened
-    Opening* opening = nullptr;
+    State state;
     std::vector<Pending> pending;
     Incarnation incarnation;
     bool named = false;
     Launch launch;
-    // Accepts nobody any more; removed when nothing refers to its memory.
-    bool over = false;
     // Set if its ranks reconnected and this broker instance knows nothing of
     // it, until all of them have come or their time is over.
     std::optional<std::chrono::steady_clock::time_point> forgotten;
-    // Time since which nobody is attached.
+    // When it is open: the time since which nobody is attached.
     std::optional<std::chrono::steady_clock::time_point> deserted;
 
     uint64_t number = 0;  // in the recovery journal; 0: not in it yet
@@ -240,7 +276,7 @@ class JobTable {
     // Gone or from before a restart, with batches not all released yet.
     std::vector<Attachment> retired;
     // From a former broker instance, until it is known which batches its ranks
-    // had.
+    // had; set when it is kUnopened.
     std::unique_ptr<FormerJob> former;
     std::shared_ptr<void> former_memory;  // until all have told their positions
     struct Reconnected {
@@ -312,6 +348,8 @@ class JobTable {
   void RestoreDead(Entry& entry);
   // Retires the rank's former processes, which the job knows now.
   void RetireFormer(Entry& entry, uint32_t rank);
+  // It is not known yet which batches its ranks had.
+  static bool Gathers(const Entry& entry);
   // Resumes the job once it is known which batches all ranks had, or the time
   // to report them is over.
   void TryGather(Entry& entry);
@@ -326,6 +364,11 @@ class JobTable {
   }
   // awaited: everything was delivered, but not all ranks were told the end.
   void End(Entry& entry, const std::string& reason, bool awaited);
+  // What is still needed of its former ranks, and whether anybody comes back.
+  void SweepRanks(Entry& entry);
+  // Attaches that wait for an entry that is over begin anew. True: it is gone,
+  // as nothing refers to its memory any more.
+  bool Release(Entry& entry);
   // Decides the future of an entry without attached ranks.
   void Deserted(Entry& entry);
   // Another page tells where the rank of a dead process continues.
@@ -348,12 +391,11 @@ class JobTable {
   StatusOr<std::shared_ptr<Job>> MakeJob(const JobKey& key,
                                          const JobOptions& options,
                                          uint64_t number, Opening* opening);
-  // Reserves the job's memory, its segment and for a stream its retained rows,
-  // until the last reference goes. ResourceExhausted says how much is needed
-  // and left.
-  StatusOr<std::shared_ptr<void>> ReserveMemory(const JobKey& key,
-                                                const JobOptions& options,
-                                                const Job::Layout& layout);
+  // The memory of the job's segment, and for a stream of its retained rows.
+  // ResourceExhausted says how much is needed and left.
+  StatusOr<MemoryReservation> ReserveMemory(const JobKey& key,
+                                            const JobOptions& options,
+                                            const Job::Layout& layout);
   // Why the job's labels differ from those of another job of this user; "":
   // they do not.
   std::string ClassWarning(const Job& job) const;

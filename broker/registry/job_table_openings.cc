@@ -100,29 +100,14 @@ StatusOr<Job::Layout> PlanLayout(const JobOptions& options,
   return Located(options.spec, layout.status());
 }
 
-// Counts it until it goes.
 class PromisedMemory final : public MemoryPromise {
  public:
-  PromisedMemory(std::shared_ptr<ReservedMemory> all, uint32_t uid)
-      : all_(all), memory_(std::move(all), uid) {}
-  ~PromisedMemory() override { all_->unpopulated.fetch_sub(unpopulated_); }
-  // Once, before anything else.
-  Status Take(uint64_t bytes) {
-    PENSTOCK_RETURN_IF_ERROR(memory_.Grow(bytes));
-    unpopulated_ = bytes;
-    all_->unpopulated.fetch_add(bytes);
-    return OkStatus();
-  }
-  void Populated(uint64_t bytes) override {
-    bytes = std::min(bytes, unpopulated_.load());
-    unpopulated_.fetch_sub(bytes);
-    all_->unpopulated.fetch_sub(bytes);
-  }
+  explicit PromisedMemory(MemoryReservation memory)
+      : memory_(std::move(memory)) {}
+  void Populated(uint64_t bytes) override { memory_.Populated(bytes); }
 
  private:
-  const std::shared_ptr<ReservedMemory> all_;
-  DatasetMemory memory_;
-  std::atomic<uint64_t> unpopulated_{0};
+  MemoryReservation memory_;
 };
 
 // The dataset counts what it keeps in memory as long as it is open.
@@ -130,12 +115,13 @@ StatusOr<std::shared_ptr<const Dataset>> OpenCounted(
     const DatasetSpec& spec, const FunctionOptions& functions,
     OpenProgress* progress, const std::shared_ptr<ReservedMemory>& reserved,
     uint32_t uid, CacheHost host) {
-  auto memory = std::make_shared<DatasetMemory>(reserved, uid);
+  auto memory = std::make_shared<MemoryReservation>(reserved, uid);
   host.promise =
       [&](uint64_t bytes) -> StatusOr<std::unique_ptr<MemoryPromise>> {
-    auto promise = std::make_unique<PromisedMemory>(reserved, uid);
-    PENSTOCK_RETURN_IF_ERROR(promise->Take(bytes));
-    return std::unique_ptr<MemoryPromise>(std::move(promise));
+    MemoryReservation promised(reserved, uid);
+    PENSTOCK_RETURN_IF_ERROR(promised.GrowUnpopulated(bytes));
+    return std::unique_ptr<MemoryPromise>(
+        std::make_unique<PromisedMemory>(std::move(promised)));
   };
   progress->reserve = [memory](uint64_t bytes) { return memory->Grow(bytes); };
   PENSTOCK_ASSIGN_OR_RETURN(
@@ -253,7 +239,6 @@ void JobTable::StartWaiting() {
 
 Status JobTable::Open(Entry* entry) {
   Opening* opening = &openings_.emplace_back();
-  entry->opening = opening;
   // The number must be known before the job, which records under it. An entry
   // at its end has its record already.
   if (!entry->options.at_end) {
@@ -266,6 +251,7 @@ Status JobTable::Open(Entry* entry) {
     }
     entry->number = *recorded;
   }
+  entry->state.Begin(opening);
   for (const Pending& each : entry->pending) NoteNode(opening, each.request);
   Start(opening, entry->key.uid,
         [this, entry, opening, key = entry->key, options = entry->options,
@@ -315,7 +301,7 @@ StatusOr<std::shared_ptr<Job>> JobTable::MakeJob(const JobKey& key,
       datasets_.Get(options.spec, key.uid, reserved_, progress));
   if (progress->cancel.load()) return CancelledError("nobody waits any more");
   const std::vector<uint32_t> nodes = workers_->topology().node_numbers();
-  std::shared_ptr<void> memory;
+  MemoryReservation memory;
   const auto plan = [&](bool replicate, bool ahead) -> StatusOr<Job::Layout> {
     PENSTOCK_ASSIGN_OR_RETURN(
         Job::Layout layout,
@@ -343,10 +329,7 @@ StatusOr<std::shared_ptr<Job>> JobTable::MakeJob(const JobKey& key,
   journal_->Begun(number, layout->plan.start().position,
                   layout->segment.segment_bytes);
   auto segment = Segment::Create(layout->segment, instance_id_, number);
-  if (!segment.ok()) {
-    reserved_->unpopulated.fetch_sub(layout->segment.segment_bytes);
-    return segment.status();
-  }
+  if (!segment.ok()) return segment.status();
   return std::make_shared<Job>(
       key, options, std::move(dataset), *std::move(layout), *std::move(segment),
       std::move(memory), workers_->workers(),
@@ -367,13 +350,15 @@ void JobTable::StartMover(const std::shared_ptr<Job>& job) {
   });
 }
 
-StatusOr<std::shared_ptr<void>> JobTable::ReserveMemory(
-    const JobKey& key, const JobOptions& options, const Job::Layout& layout) {
+StatusOr<MemoryReservation> JobTable::ReserveMemory(const JobKey& key,
+                                                    const JobOptions& options,
+                                                    const Job::Layout& layout) {
   const uint64_t needed = layout.memory_bytes();
   const auto [limit, limit_of_uid] = reserved_->limits();
-  const ReservedMemory::Taken taken = reserved_->Take(key.uid, needed);
-  const uint64_t unpopulated = needed - layout.order_bytes;
-  const uint64_t reserved = reserved_->unpopulated.fetch_add(unpopulated);
+  // Retained rows get their pages only when ranks are slow: until the job ends
+  // all of them count as not populated.
+  ReservedMemory::Taken taken =
+      reserved_->Take(key.uid, needed, needed - layout.order_bytes);
   const auto refuse = [&](const std::string& why) {
     // Those at their least value cannot help.
     const bool broadcast = options.delivery.mode == DeliveryMode::kBroadcast;
@@ -384,7 +369,6 @@ StatusOr<std::shared_ptr<void>> JobTable::ReserveMemory(
     if (layout.order_bytes > needed / 2) {
       smaller = "the selection (select, mix) or " + smaller;
     }
-    reserved_->unpopulated.fetch_sub(unpopulated);
     return ResourceExhaustedError(
         "job '{}' needs {} ({}, prefetch {} and hold {} for each of {}, x {} x "
         "{}{}{}), {}; make {} smaller",
@@ -421,23 +405,17 @@ StatusOr<std::shared_ptr<void>> JobTable::ReserveMemory(
         BytesText(*limit_of_uid), BytesText(taken.before_of_uid), key.uid));
   }
   const AvailableMemory room = FindAvailableMemory(SystemFiles{});
-  const uint64_t left = room.bytes - std::min(room.bytes, reserved);
+  const uint64_t left =
+      room.bytes - std::min(room.bytes, taken.before_unpopulated);
   if (needed > left) {
     return refuse(
         Format("only {} are left by {}", BytesText(left), room.limit));
   }
-  if (layout.retained_bytes == 0) return taken.bytes;
-  // The retained rows get their pages only when ranks are slow: until the job
-  // ends all of them count as not populated.
-  return std::shared_ptr<void>(taken.bytes.get(),
-                               [reservation = taken.bytes, reserved = reserved_,
-                                bytes = layout.retained_bytes](void*) {
-                                 reserved->unpopulated.fetch_sub(bytes);
-                               });
+  return std::move(taken.reservation);
 }
 
 OrderBudget JobTable::BudgetOf(uint32_t uid, const OpenProgress& progress) {
-  auto memory = std::make_shared<DatasetMemory>(reserved_, uid);
+  auto memory = std::make_shared<MemoryReservation>(reserved_, uid);
   return {[memory](uint64_t bytes) -> Status {
             const Status status = memory->Grow(bytes);
             if (status.ok()) return status;
@@ -474,7 +452,7 @@ Status JobTable::PopulateJob(Job& job, const OpenProgress& progress,
       },
       [&] { return progress.cancel.load() || job.Cancelled(); });
   on_nodes.clear();
-  reserved_->unpopulated.fetch_sub(plan.segment_bytes);
+  job.memory().Populated(plan.segment_bytes);
   if (status.ok()) placement_.Move(job);
   return status;
 }
@@ -491,53 +469,53 @@ std::string JobTable::ClassWarning(const Job& job) const {
   const ClassNames here = classes_of(job);
   if (here.names.empty()) return "";
   for (const Entry& other : entries_) {
-    if (other.job == nullptr || other.over || other.key.uid != job.key().uid) {
+    const std::shared_ptr<Job>& open = other.state.job();
+    if (other.state.stage() != State::kOpen || open.get() == &job ||
+        other.key.uid != job.key().uid) {
       continue;
     }
-    std::string differs = LabelsThatDiffer(classes_of(*other.job), here);
+    std::string differs = LabelsThatDiffer(classes_of(*open), here);
     if (!differs.empty()) return differs;
   }
   return "";
 }
 
-void JobTable::Opened(Entry* entry, StatusOr<std::shared_ptr<Job>> job) {
-  std::vector<Pending> pending = std::move(entry->pending);
-  entry->pending.clear();
+void JobTable::Opened(Entry* entry, StatusOr<std::shared_ptr<Job>> opened) {
+  std::vector<Pending> pending = std::exchange(entry->pending, {});
   const bool restored = entry->former != nullptr;
-  if (pending.empty() && restored) {
+  if (pending.empty()) {
     // Whoever had it opened is gone: it waits for the next.
-    entry->opening = nullptr;
-    return;
+    if (restored) return entry->state.Return();
+    if (opened.ok()) opened = CancelledError("nobody waits any more");
   }
-  if (job.ok() && !pending.empty() && entry->former != nullptr) {
-    entry->job = *job;
-    if (const Status status = Restore(*entry); !status.ok()) job = status;
+  if (opened.ok()) {
+    entry->state.Open(*opened);
+    if (restored) {
+      if (const Status status = Restore(*entry); !status.ok()) opened = status;
+    }
   }
-  if (!job.ok() || pending.empty()) {
+  if (!opened.ok()) {
     if (entry->options.at_end) {
       NoteEnded(*entry, true);
     } else {
       journal_->JobEnded(entry->number);
     }
     entries_.remove_if([entry](const Entry& item) { return &item == entry; });
-    const Status status =
-        job.ok() ? CancelledError("nobody waits any more") : job.status();
-    for (Pending& each : pending) each.done(status);
+    for (Pending& each : pending) each.done(opened.status());
     return;
   }
-  std::string warning = (*job)->dataset().warning();
-  for (const std::string& text :
-       {(*job)->plan().warning(), ClassWarning(**job)}) {
+  const std::shared_ptr<Job> job = *std::move(opened);
+  std::string warning = job->dataset().warning();
+  for (const std::string& text : {job->plan().warning(), ClassWarning(*job)}) {
     if (!text.empty()) warning += (warning.empty() ? "" : "; ") + text;
   }
   if (!warning.empty()) {
     Log<"job-warning">(entry->key, warning);
-    (*job)->SetWarning(std::move(warning));
+    job->SetWarning(std::move(warning));
   }
-  entry->job = *job;
-  if ((*job)->stream() != nullptr) {
+  if (job->stream() != nullptr) {
     auto posted = std::make_shared<std::atomic<bool>>(false);
-    (*job)->SetOnFreed([this, posted, weak = std::weak_ptr<Job>(*job)] {
+    job->SetOnFreed([this, posted, weak = std::weak_ptr<Job>(job)] {
       if (posted->exchange(true)) return;
       loop_->Post([this, posted, weak] {
         posted->store(false);
@@ -545,16 +523,16 @@ void JobTable::Opened(Entry* entry, StatusOr<std::shared_ptr<Job>> job) {
       });
     });
   }
-  if ((*job)->stream() != nullptr && entry->forgotten) {
-    (*job)->Fail(DataLossError(
+  if (job->stream() != nullptr && entry->forgotten) {
+    job->Fail(DataLossError(
         "job '{}': the broker was restarted and has no record of the rows that "
         "its producers put and nobody took: it has no state directory "
         "(--state-dir), or its journal there is missing or damaged; begin "
         "ranks and producers at a state",
         entry->key.name));
   }
-  if (entry->forgotten) (*job)->BeginRecovery();
-  workers_->Add(*job);
+  if (entry->forgotten) job->Locked(&Delivery::BeginRecovery);
+  workers_->Add(job);
   for (Pending& each : pending) {
     if (MustWait(*entry, each.request)) {
       Postpone(*entry, std::move(each));
@@ -562,7 +540,7 @@ void JobTable::Opened(Entry* entry, StatusOr<std::shared_ptr<Job>> job) {
       each.done(AttachTo(*entry, std::move(each.request)));
     }
   }
-  if ((*job)->HasAttached()) return;
+  if (job->Locked(&Delivery::AnyAttached)) return;
   if (restored) {
     entry->deserted = std::chrono::steady_clock::now();
   } else {

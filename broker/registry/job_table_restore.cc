@@ -27,9 +27,10 @@ std::string UnknownText(const JobKey& key, uint32_t rank) {
 }  // namespace
 
 bool JobTable::WaitsFor(const Entry& entry, uint32_t rank) {
-  if (entry.opening != nullptr && entry.job == nullptr) return false;
-  if (entry.job != nullptr && entry.job->Knows(rank)) {
-    return entry.job->WaitsFor(rank) && !entry.job->failed();
+  if (entry.state.stage() == State::kOpening) return false;
+  const Job* const job = entry.state.job().get();
+  if (job != nullptr && job->Locked(&Delivery::Knows, rank)) {
+    return job->Locked(&Delivery::WaitsFor, rank) && !job->failed();
   }
   if (entry.former == nullptr) return false;
   const RecordedRank* last = nullptr;
@@ -96,7 +97,7 @@ bool JobTable::TakeUpUnanswered(Entry& entry, AttachRequest* request) {
   // It must have the batches that the others had because it was there.
   if (entry.options.delivery.mode == DeliveryMode::kBroadcast &&
       request->options.start == entry.options.start &&
-      (entry.job == nullptr || entry.job->gathering())) {
+      (entry.state.stage() != State::kOpen || Gathers(entry))) {
     const auto last = std::find_if(ranks.rbegin(), ranks.rend(), is_it);
     if (last != ranks.rend()) {
       const RecordedRank& former = last->second;
@@ -124,7 +125,8 @@ bool JobTable::TakeUpUnanswered(Entry& entry, AttachRequest* request) {
 Status JobTable::CheckFormer(const Entry& entry,
                              const AttachRequest& request) const {
   const uint32_t rank = request.joining.rank;
-  bool any_may_live = entry.job != nullptr && entry.job->HasAttached();
+  bool any_may_live = entry.state.stage() == State::kOpen &&
+                      entry.state.job()->Locked(&Delivery::AnyAttached);
   const RecordedRank* last = nullptr;
   for (const auto& [attach, former] : entry.former->ranks) {
     any_may_live |= former.MayLive();
@@ -173,8 +175,10 @@ Status JobTable::CheckFormer(const Entry& entry,
 
 Status JobTable::CheckRestored(const Entry& entry, uint32_t rank) {
   const auto& former = entry.former->ranks;
+  const Job& job = *entry.state.job();
   // One that the job has shrunk by is told so.
-  if (entry.job->Knows(rank) || entry.job->GoesOnWithout(rank) ||
+  if (job.Locked(&Delivery::Knows, rank) ||
+      job.Locked(&Delivery::GoesOnWithout, rank) ||
       std::none_of(former.begin(), former.end(), [rank](const auto& item) {
         return item.second.rank == rank;
       })) {
@@ -211,21 +215,24 @@ std::vector<FormerProcess> JobTable::ProcessesOf(const Entry& entry) {
 
 Status JobTable::Restore(Entry& entry) {
   const FormerJob& former = *entry.former;
-  PENSTOCK_RETURN_IF_ERROR(entry.job->RestorePhases(former.phases));
-  if (entry.job->stream() != nullptr && former.incomplete) {
-    entry.job->Fail(DataLossError(
+  Job& job = *entry.state.job();
+  for (const FormerPhase& phase : former.phases) {
+    PENSTOCK_RETURN_IF_ERROR(job.Locked(&Delivery::RestorePhase, phase));
+  }
+  if (job.stream() != nullptr && former.incomplete) {
+    job.Fail(DataLossError(
         "job '{}': the journal has not all of the rows that its producers put "
         "(a full disk, or damage; the broker's log says so): begin at a state, "
         "ranks and producers",
         entry.key.name));
-  } else if (former.stream != nullptr && entry.job->stream() != nullptr) {
-    entry.job->RestoreStream(std::move(*entry.former->stream));
+  } else if (former.stream != nullptr && job.stream() != nullptr) {
+    job.RestoreStream(std::move(*entry.former->stream));
     entry.former->stream.reset();
   }
   // Batches owed by a dead rank came between the others' own steps, whose
   // positions do not tell which of them they had.
   if (former.incomplete && !former.phases.empty()) {
-    entry.job->Fail(DataLossError(
+    job.Fail(DataLossError(
         "job '{}': the journal has not all that its ranks have had since they "
         "go on without a dead one (the state directory hung or was full, or "
         "damage; the broker's log says so): begin all ranks at a state",
@@ -234,21 +241,22 @@ Status JobTable::Restore(Entry& entry) {
   // Batches of ranks that the others go on without are owed by the others.
   std::erase_if(entry.former->ranks, [&](const auto& item) {
     const auto& [attach, rank] = item;
-    if (!entry.job->GoesOnWithout(rank.rank)) return false;
+    if (!job.Locked(&Delivery::GoesOnWithout, rank.rank)) return false;
     journal_->RankForgotten(entry.number, attach);
     return true;
   });
-  entry.job->BeginRecovery();
+  job.Locked(&Delivery::BeginRecovery);
   return OkStatus();
 }
 
 // Not only once: a rank that lived when the job was reopened may have died
 // since.
 void JobTable::RestoreDead(Entry& entry) {
-  if (entry.former == nullptr || entry.job->gathering()) return;
+  if (entry.former == nullptr || Gathers(entry)) return;
   for (const Delivery::FormerConsumer& rank : RestoreRanks(
-           ProcessesOf(entry), entry.former->handed_over, entry.job->plan())) {
-    entry.job->RestoreRank(rank);
+           ProcessesOf(entry), entry.former->handed_over,
+           entry.state.job()->plan())) {
+    entry.state.job()->Locked(&Delivery::RestoreRank, rank);
   }
 }
 
@@ -269,7 +277,8 @@ void JobTable::RetireFormer(Entry& entry, uint32_t rank) {
 Status JobTable::CheckForgotten(const Entry& entry,
                                 const AttachRequest& request) {
   const uint32_t rank = request.joining.rank;
-  if (entry.job != nullptr && entry.job->Knows(rank)) return OkStatus();
+  const Job* const job = entry.state.job().get();
+  if (job != nullptr && job->Locked(&Delivery::Knows, rank)) return OkStatus();
   return FailedPreconditionError(
       "rank {} of job '{}' was attached before the broker was restarted, which "
       "has no record of it: it has no state directory (--state-dir), or its "
@@ -280,25 +289,30 @@ Status JobTable::CheckForgotten(const Entry& entry,
 
 // In split the ranks alone know their positions, so all must report.
 void JobTable::FinishForgotten(Entry& entry) {
-  if (entry.job == nullptr || !entry.forgotten) return;
-  if (entry.job->AllCame()) {
+  Job& job = *entry.state.job();
+  if (job.Locked(&Delivery::AllCame)) {
     entry.forgotten.reset();
-    entry.job->FinishRecovery(true);
+    job.FinishRecovery(true);
   } else if (std::chrono::steady_clock::now() - *entry.forgotten >
              kReconnectTime) {
-    entry.job->Fail(AbortedError(
+    job.Fail(AbortedError(
         "job '{}': {} did not come back within {} s after the broker was "
         "restarted, which has no record of it (no --state-dir, or a missing or "
         "damaged journal): its position is unknown; begin all ranks at a state",
-        entry.key.name, entry.job->MissingText(), kReconnectTime.count()));
+        entry.key.name, job.MissingText(), kReconnectTime.count()));
     entry.forgotten.reset();
   }
 }
 
+bool JobTable::Gathers(const Entry& entry) {
+  return entry.state.job()->Locked(&Delivery::gathering);
+}
+
 void JobTable::FinishFormer(Entry& entry) {
-  FinishForgotten(entry);
-  if (entry.job == nullptr || entry.former == nullptr ||
-      !entry.job->Unsettled() || entry.job->gathering()) {
+  if (entry.forgotten) FinishForgotten(entry);
+  Job& job = *entry.state.job();
+  if (entry.former == nullptr || Gathers(entry) ||
+      !job.Locked(&Delivery::Unsettled)) {
     return;
   }
   const bool time_is_over =
@@ -317,24 +331,22 @@ void JobTable::FinishFormer(Entry& entry) {
   bool all_spoke = true;
   for (const auto& [rank, each] : last) {
     const auto& [former, may_live] = each;
-    if (former->left || entry.job->Knows(rank)) continue;
+    if (former->left || job.Locked(&Delivery::Knows, rank)) continue;
     if (may_live) {
       if (!time_is_over) return;
       all_spoke = false;
       if (former->pidfd != nullptr) continue;  // it lives but is silent
     }
-    entry.job->Fail(AbortedError("{}", UnknownText(entry.key, rank)));
+    job.Fail(AbortedError("{}", UnknownText(entry.key, rank)));
     return;
   }
   // A phase can begin only if all ranks are known to be before it.
-  entry.job->FinishRecovery(all_spoke);
+  job.FinishRecovery(all_spoke);
 }
 
 void JobTable::TryGather(Entry& entry) {
-  if (entry.job == nullptr || entry.former == nullptr ||
-      !entry.job->gathering()) {
-    return;
-  }
+  if (entry.former == nullptr || !Gathers(entry)) return;
+  Job& job = *entry.state.job();
   const FormerJob& former = *entry.former;
   const bool time_is_over =
       std::chrono::steady_clock::now() - started_ > kReconnectTime;
@@ -353,12 +365,12 @@ void JobTable::TryGather(Entry& entry) {
     }
     for (const auto& [rank, process] : last) {
       if (process->left || process->may_live || process->reconnects) continue;
-      entry.job->Fail(
+      job.Fail(
           AbortedError("job '{}': rank {} died (on_rank_death: fail)",
                        entry.key.name, rank));
     }
   }
-  const Stream* const stream = entry.job->stream();
+  const Stream* const stream = job.stream();
   std::set<uint64_t> completed;
   for (const auto& [position, next] : former.completed) {
     completed.insert(position);
@@ -373,10 +385,11 @@ void JobTable::TryGather(Entry& entry) {
       stream == nullptr ? std::vector<RowRange>{} : stream->Here(),
       former.launch.AllCame()};
   if (const auto unknown = UnknownConsumer(progress, processes, reconnected)) {
-    entry.job->Fail(AbortedError("{}", UnknownText(entry.key, *unknown)));
+    job.Fail(AbortedError("{}", UnknownText(entry.key, *unknown)));
   }
-  entry.job->TakeOverSteps(
-      GatherSteps(progress, entry.job->plan(), processes, reconnected));
+  job.Change(
+      &Delivery::TakeOverSteps,
+      GatherSteps(progress, job.plan(), processes, reconnected));
   for (const uint32_t rank : ranks) RetireFormer(entry, rank);
   entry.former = nullptr;
   entry.reconnected.clear();
@@ -387,7 +400,7 @@ void JobTable::TryGather(Entry& entry) {
 
 // A new consumer's start is unknown until the positions of all are known.
 bool JobTable::MustWait(const Entry& entry, const AttachRequest& request) {
-  return !request.incarnation && entry.job->gathering();
+  return !request.incarnation && Gathers(entry);
 }
 
 void JobTable::Postpone(Entry& entry, Pending attach) {
@@ -405,14 +418,16 @@ void JobTable::Postpone(Entry& entry, Pending attach) {
 // An absent rank, or its replacement, has more to take.
 bool JobTable::OwesAnybody(Entry& entry) {
   RestoreDead(entry);
-  return entry.job->OwesTheDead() || !Away(entry).empty();
+  return entry.state.job()->Locked(&Delivery::OwesTheDead) ||
+         !Away(entry).empty();
 }
 
 bool JobTable::Superseded(const Entry& entry, const Entry::Attachment& dead) {
   if (entry.options.delivery.mode == DeliveryMode::kDynamic) return true;
   const auto later = [&](const Entry::Attachment& other) {
     return other.rank == dead.rank && other.attach > dead.attach &&
-           Supersedes(*other.cursor, *dead.cursor, entry.job->plan());
+           Supersedes(*other.cursor, *dead.cursor,
+                      entry.state.job()->plan());
   };
   return std::any_of(entry.retired.begin(), entry.retired.end(), later) ||
          std::any_of(entry.attachments.begin(), entry.attachments.end(),
@@ -429,10 +444,11 @@ std::map<uint32_t, const RecordedRank*> JobTable::Away(const Entry& entry) {
                                 each.request.joining.rank == rank;
                        });
   };
+  const Job* const job = entry.state.job().get();
   for (const auto& [attach, former] : entry.former->ranks) {
     const uint32_t rank = former.rank;
     if (entry.reconnected.count(rank) > 0 || !former.MayLive() || asks(rank) ||
-        (entry.job != nullptr && entry.job->Knows(rank))) {
+        (job != nullptr && job->Locked(&Delivery::Knows, rank))) {
       continue;
     }
     away[entry.key.consumer.value_or(rank)] = &former;
@@ -442,9 +458,9 @@ std::map<uint32_t, const RecordedRank*> JobTable::Away(const Entry& entry) {
 
 void JobTable::NoteEvicted(const std::shared_ptr<Job>& job) {
   for (const Entry& entry : entries_) {
-    if (entry.job != job) continue;
+    if (entry.state.job() != job) continue;
     for (const auto& [seat, attachment] : entry.attachments) {
-      if (job->IsAt(seat)) continue;
+      if (job->Locked(&Delivery::RankAt, seat)) continue;
       journal_->RankEvicted(entry.number, attachment.attach, attachment.inode);
     }
   }
@@ -452,7 +468,7 @@ void JobTable::NoteEvicted(const std::shared_ptr<Job>& job) {
 
 Status JobTable::EvictAway(const JobQuery& query, uint32_t rank, uint32_t by) {
   const auto is_awaited = [&](const Entry& entry) {
-    return !entry.over && query.Matches(entry.key) &&
+    return !entry.state.over() && query.Matches(entry.key) &&
            Away(entry).count(rank) > 0;
   };
   std::vector<JobKey> keys;
@@ -487,15 +503,16 @@ Status JobTable::EvictAway(const JobQuery& query, uint32_t rank, uint32_t by) {
     Log<"rank-evicted">(entry.key, rank,
                         Format("by user {}, before it reconnected", by));
     // Its time may have been over before; its batches are settled now.
-    if (entry.job != nullptr) entry.job->BeginRecovery();
+    if (entry.state.stage() == State::kOpen) {
+      entry.state.job()->Locked(&Delivery::BeginRecovery);
+    }
     status = OkStatus();
   }
   return status;
 }
 
 bool JobTable::FormerIsDeserted(const Entry& entry) {
-  return entry.job == nullptr && entry.opening == nullptr &&
-         entry.former != nullptr &&
+  return entry.state.stage() == State::kUnopened &&
          std::none_of(entry.former->ranks.begin(), entry.former->ranks.end(),
                       [&](const auto& item) { return item.second.MayLive(); });
 }

@@ -122,7 +122,8 @@ void FunctionWorkers::Adapt(double seconds, const SampleQuarantine& samples,
     const bool limit = idle_processors_share_ >= kIdleProcessors &&
                        use.busy >= kBusyProcesses * each.tuner.number();
     const uint64_t more = uint64_t{each.tuner.number()} * kProcessBytes;
-    if (!each.tuner.Measured(seconds, made, limit ? job->RanksWait() : 0,
+    if (!each.tuner.Measured(seconds, made,
+                             limit ? job->recent().ranks_wait : 0,
                              FindAvailableMemory({}).bytes >= more)) {
       continue;
     }

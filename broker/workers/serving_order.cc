@@ -28,7 +28,8 @@ Candidate CandidateOf(JobAccount& account, Job& job, uint64_t now_ns) {
   if (now_ns - account.wanted_seen_ns.load(std::memory_order_relaxed) >
       kWantedKeptNs) {
     account.wanted_seen_ns.store(now_ns, std::memory_order_relaxed);
-    account.wanted.store(job.Wanted(), std::memory_order_relaxed);
+    account.wanted.store(job.Locked(&Delivery::Wanted),
+                         std::memory_order_relaxed);
   }
   return CandidateOf(account);
 }

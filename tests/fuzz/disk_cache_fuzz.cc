@@ -48,7 +48,7 @@ struct Files {
   }
   std::string folder;
   DiskCache::Options options;
-  std::unique_ptr<DiskCache> cache;
+  std::shared_ptr<DiskCache> cache;
 };
 
 void CheckEntry(const DiskCache& cache, const std::vector<std::byte>& entry) {

@@ -1,7 +1,11 @@
 // Promise: jobs that fit into memory_limit one after the other run one after
 // the other, however fast the next begins: it waits for the memory of those
-// that have just ended. Method: a broker whose limit holds one job, and 16 jobs
-// of 256 MiB, whose memory takes some time to return.
+// that have just ended. Method: a broker whose limit holds one job of 256 MiB;
+// jobs in a row, and one whose predecessor returns its memory when the test
+// says so.
+#include <chrono>
+#include <future>
+#include <memory>
 #include <string>
 
 #include "gmock/gmock.h"
@@ -31,7 +35,25 @@ class MemoryLimitTest : public testing::Test {
   BrokerProcess broker_{{"--memory-limit", "300M"}};
 };
 
+// An incarnation has ended when another one opens, and its memory returns when
+// its last process has left.
 TEST_F(MemoryLimitTest, TheNextJobWaitsForTheMemoryOfTheLast) {
+  auto last = std::make_unique<Reader>(Large("job"));
+  Options options = Large("job");
+  options.state = last->state();
+  auto next = std::async(std::launch::async, [options] {
+    Reader reader(options);
+    Batch batch;
+    return reader.next(&batch);
+  });
+  // Without waiting it is refused within milliseconds.
+  ASSERT_EQ(next.wait_for(std::chrono::seconds(2)),
+            std::future_status::timeout);
+  last.reset();
+  EXPECT_EQ(next.get(), Reader::Result::kBatch);
+}
+
+TEST_F(MemoryLimitTest, JobsOfTheWholeLimitRunOneAfterTheOther) {
   for (int i = 0; i < 16; ++i) {
     Reader reader(Large("job" + std::to_string(i)));
     // To the end: a job that is left before waits for its rank.

@@ -72,11 +72,12 @@ class DiskCacheTest : public testing::Test {
     cache_.reset();
     return DiskCache::Open(options_, kRecords, Features()).status();
   }
-  void Put(uint64_t record) {
+  void Put(uint64_t record) { PutInto(cache_.get(), record); }
+  void PutInto(RowCache* cache, uint64_t record) {
     const std::vector<std::byte> picture = Picture(record);
     const auto label = static_cast<int64_t>(record);
-    cache_->Put(record, {picture, std::as_bytes(std::span(&label, 1))},
-                &scratch_);
+    cache->Put(record, {picture, std::as_bytes(std::span(&label, 1))},
+               &scratch_);
   }
   void Fill(uint64_t from = 0, uint64_t to = kRecords) {
     for (uint64_t i = from; i < to; ++i) Put(i);
@@ -119,7 +120,7 @@ class DiskCacheTest : public testing::Test {
 
   std::string folder_;
   DiskCache::Options options_;
-  std::unique_ptr<DiskCache> cache_;
+  std::shared_ptr<DiskCache> cache_;
   CacheScratch scratch_;
 };
 
@@ -445,6 +446,27 @@ TEST_F(DiskCacheTest, ThreadsFillItTogether) {
   AwaitComplete();
   EXPECT_EQ(cache_->entries(), kRecords);
   for (uint64_t i = 0; i < kRecords; ++i) EXPECT_EQ(Check(i), "");
+}
+
+// The seal of one takes a moment after its last record, perhaps minutes.
+TEST_F(DiskCacheTest, TheNextJobGetsWhatTheLastOneHasJustWritten) {
+  const KeptRows rows = {"", R"({"source":1})", "", kRecords, Features()};
+  for (int i = 0; i < 20; ++i) {
+    const SnapshotSpec spec = {.path = folder_ + "/" + std::to_string(i)};
+    const auto open = [&] {
+      return OpenSnapshot(rows, spec, FileAccess::OfBroker(), {});
+    };
+    {
+      const auto first = open();
+      ASSERT_TRUE(first.ok()) << first.status().message();
+      for (uint64_t record = 0; record < kRecords; ++record) {
+        PutInto(first->get(), record);
+      }
+    }
+    const auto next = open();
+    ASSERT_TRUE(next.ok()) << i << ": " << next.status().message();
+    EXPECT_EQ((*next)->entries(), kRecords);
+  }
 }
 
 // ---- where a snapshot may be written

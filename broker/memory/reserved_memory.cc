@@ -1,6 +1,7 @@
-#include "broker/registry/reserved_memory.h"
+#include "broker/memory/reserved_memory.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "broker/base/text.h"
 
@@ -22,6 +23,7 @@ uint64_t ReservedMemory::bytes() const {
 }
 
 AvailableMemory ReservedMemory::Left(uint32_t uid, AvailableMemory room) const {
+  room.bytes -= std::min(room.bytes, unpopulated_);
   const auto limit = [&room](const std::optional<uint64_t>& bytes,
                              uint64_t used, const char* name) {
     if (!bytes) return;
@@ -37,48 +39,37 @@ AvailableMemory ReservedMemory::Left(uint32_t uid, AvailableMemory room) const {
 
 AvailableMemory ReservedMemory::AvailableFor(uint32_t uid) const {
   AvailableMemory room = FindAvailableMemory(SystemFiles{});
-  room.bytes -= std::min(room.bytes, unpopulated.load());
   MutexLock lock(&mutex_);
   return Left(uid, std::move(room));
 }
 
-void ReservedMemory::Add(uint32_t uid, uint64_t bytes) {
+void ReservedMemory::Add(MemoryReservation* to, uint64_t bytes) {
+  to->bytes_ += bytes;
   bytes_ += bytes;
-  bytes_of_[uid] += bytes;
+  bytes_of_[to->uid_] += bytes;
 }
 
-void ReservedMemory::Subtract(uint32_t uid, uint64_t bytes) {
+void ReservedMemory::Subtract(MemoryReservation* from, uint64_t bytes) {
+  from->bytes_ -= bytes;
   bytes_ -= bytes;
-  if ((bytes_of_[uid] -= bytes) == 0) bytes_of_.erase(uid);
+  const auto of_uid = bytes_of_.find(from->uid_);
+  if (of_uid == bytes_of_.end()) return;
+  if ((of_uid->second -= bytes) == 0) bytes_of_.erase(of_uid);
 }
 
-ReservedMemory::Taken ReservedMemory::Take(uint32_t uid, uint64_t bytes) {
+ReservedMemory::Taken ReservedMemory::Take(uint32_t uid, uint64_t bytes,
+                                           uint64_t unpopulated) {
   Taken taken;
-  {
-    MutexLock lock(&mutex_);
-    taken.before = bytes_;
-    Add(uid, bytes);
-    taken.before_of_uid = bytes_of_[uid] - bytes;
-  }
-  taken.bytes = {new Reservation{uid, bytes},
-                 [all = shared_from_this()](const Reservation* reservation) {
-                   all->Return(reservation);
-                   delete reservation;
-                 }};
+  taken.reservation = MemoryReservation(shared_from_this(), uid);
+  MutexLock lock(&mutex_);
+  taken.before = bytes_;
+  taken.before_unpopulated = unpopulated_;
+  Add(&taken.reservation, bytes);
+  taken.before_of_uid = bytes_of_[uid] - bytes;
+  taken.reservation.used_ = bytes;
+  taken.reservation.unpopulated_ = unpopulated;
+  unpopulated_ += unpopulated;
   return taken;
-}
-
-void ReservedMemory::Return(const Reservation* reservation) {
-  MutexLock lock(&mutex_);
-  Subtract(reservation->uid, reservation->bytes);
-  if (returning_.erase(reservation) == 0) return;
-  ++returns_;
-  returned_.NotifyAll();
-}
-
-void ReservedMemory::WillReturn(const void* bytes) {
-  MutexLock lock(&mutex_);
-  returning_.insert(bytes);
 }
 
 uint64_t ReservedMemory::returns() const {
@@ -91,7 +82,7 @@ bool ReservedMemory::AwaitReturn(uint64_t* returns,
                                  const std::atomic<bool>& cancel) {
   MutexLock lock(&mutex_);
   while (returns_ == *returns) {
-    if (returning_.empty() || cancel.load() ||
+    if (returning_ == 0 || cancel.load() ||
         std::chrono::steady_clock::now() >= latest) {
       return false;
     }
@@ -101,12 +92,27 @@ bool ReservedMemory::AwaitReturn(uint64_t* returns,
   return true;
 }
 
-DatasetMemory::~DatasetMemory() {
+MemoryReservation::~MemoryReservation() {
+  if (all_ == nullptr) return;
   MutexLock lock(&all_->mutex_);
-  if (bytes_ > 0) all_->Subtract(uid_, bytes_);
+  all_->unpopulated_ -= unpopulated_;
+  all_->Subtract(this, bytes_);
+  if (!returning_) return;
+  --all_->returning_;
+  ++all_->returns_;
+  all_->returned_.NotifyAll();
 }
 
-Status DatasetMemory::Grow(uint64_t bytes) {
+void MemoryReservation::Swap(MemoryReservation* other) noexcept {
+  std::swap(all_, other->all_);
+  std::swap(uid_, other->uid_);
+  std::swap(bytes_, other->bytes_);
+  std::swap(used_, other->used_);
+  std::swap(unpopulated_, other->unpopulated_);
+  std::swap(returning_, other->returning_);
+}
+
+Status MemoryReservation::Grow(uint64_t bytes) {
   // A look at the machine's memory costs as much as indexing dozens of records.
   constexpr uint64_t kAheadMax = uint64_t{1} << 20;
   {
@@ -117,7 +123,6 @@ Status DatasetMemory::Grow(uint64_t bytes) {
     }
   }
   AvailableMemory room = FindAvailableMemory(SystemFiles{});
-  room.bytes -= std::min(room.bytes, all_->unpopulated.load());
   MutexLock lock(&all_->mutex_);
   room = all_->Left(uid_, std::move(room));
   const uint64_t more = bytes - std::min(bytes, bytes_ - used_);
@@ -128,12 +133,11 @@ Status DatasetMemory::Grow(uint64_t bytes) {
   }
   const uint64_t ahead = std::min({bytes_, kAheadMax, room.bytes - more});
   used_ += bytes;
-  bytes_ += more + ahead;
-  all_->Add(uid_, more + ahead);
+  all_->Add(this, more + ahead);
   return OkStatus();
 }
 
-Status DatasetMemory::Settle(uint64_t bytes) {
+Status MemoryReservation::Settle(uint64_t bytes) {
   uint64_t used = 0;
   {
     MutexLock lock(&all_->mutex_);
@@ -141,9 +145,29 @@ Status DatasetMemory::Settle(uint64_t bytes) {
   }
   if (bytes > used) PENSTOCK_RETURN_IF_ERROR(Grow(bytes - used));
   MutexLock lock(&all_->mutex_);
-  all_->Subtract(uid_, bytes_ - bytes);
-  bytes_ = used_ = bytes;
+  all_->Subtract(this, bytes_ - bytes);
+  used_ = bytes;
   return OkStatus();
+}
+
+Status MemoryReservation::GrowUnpopulated(uint64_t bytes) {
+  PENSTOCK_RETURN_IF_ERROR(Grow(bytes));
+  MutexLock lock(&all_->mutex_);
+  unpopulated_ += bytes;
+  all_->unpopulated_ += bytes;
+  return OkStatus();
+}
+
+void MemoryReservation::Populated(uint64_t bytes) {
+  MutexLock lock(&all_->mutex_);
+  bytes = std::min(bytes, unpopulated_);
+  unpopulated_ -= bytes;
+  all_->unpopulated_ -= bytes;
+}
+
+void MemoryReservation::WillReturn() {
+  MutexLock lock(&all_->mutex_);
+  if (!std::exchange(returning_, true)) ++all_->returning_;
 }
 
 }  // namespace penstock

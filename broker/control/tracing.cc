@@ -1,9 +1,5 @@
-// The request for a trace: workers and ranks are recorded for some seconds, and
-// the answer comes afterwards.
-//
-// Ranks write nothing for it: the control thread looks at their pages every
-// millisecond, less often where that would take it more than a fiftieth of its
-// time.
+#include "broker/control/tracing.h"
+
 #include <sys/mman.h>
 #include <sys/timerfd.h>
 #include <unistd.h>
@@ -13,9 +9,6 @@
 #include <chrono>
 #include <utility>
 
-#include "broker/control/control_server.h"
-#include "broker/workers/trace.h"
-#include "broker/workers/worker_host.h"
 #include "common/deadline.h"
 #include "common/message.h"
 
@@ -42,55 +35,53 @@ StatusOr<Fd> MemfdOf(const std::vector<TraceEvent>& events) {
 
 }  // namespace
 
-ControlServer::Answer ControlServer::StartTrace(const Call& call) {
-  PENSTOCK_ASSIGN_OR_RETURN(const std::vector<std::shared_ptr<Job>> jobs,
-                            JobsOf(call));
-  if (tracing_) {
+Status Tracing::Start(const std::vector<std::shared_ptr<Job>>& jobs,
+                      double seconds, MaySee may_see, Done done) {
+  if (recording_) {
     return ResourceExhaustedError(
         "another trace is being recorded: try again in {} s",
-        static_cast<uint64_t>(tracing_->seconds) + 1);
+        static_cast<uint64_t>(recording_->seconds) + 1);
   }
   Fd timer(timerfd_create(CLOCK_MONOTONIC, TFD_CLOEXEC | TFD_NONBLOCK));
   if (!timer) return ErrnoError(errno, "timerfd_create");
   PENSTOCK_RETURN_IF_ERROR(
       loop_->Watch(timer.get(), [this](uint32_t) { LookAtRanks(); }));
-  tracing_ = std::make_unique<Tracing>();
-  tracing_->connection = call.connection->id;
-  tracing_->uid = call.connection->uid;
-  tracing_->jobs.assign(jobs.begin(), jobs.end());
-  tracing_->timer = std::move(timer);
-  tracing_->seconds = call.request.at("seconds").get<double>();
-  tracing_->began_unix_ns = static_cast<uint64_t>(
+  recording_.emplace();
+  recording_->jobs.assign(jobs.begin(), jobs.end());
+  recording_->may_see = std::move(may_see);
+  recording_->done = std::move(done);
+  recording_->timer = std::move(timer);
+  recording_->seconds = seconds;
+  recording_->began_unix_ns = static_cast<uint64_t>(
       std::chrono::nanoseconds(
           std::chrono::system_clock::now().time_since_epoch())
           .count());
   const uint64_t now_ns = MonotonicNs();
-  tracing_->end_ns = now_ns + static_cast<uint64_t>(tracing_->seconds * 1e9);
-  workers_->trace().Start(now_ns);
-  call.connection->waiting = true;
+  recording_->end_ns = now_ns + static_cast<uint64_t>(seconds * 1e9);
+  trace_->Start(now_ns);
   LookAtRanks();
-  return nlohmann::json();
+  return OkStatus();
 }
 
-void ControlServer::LookAtRanks() {
+void Tracing::LookAtRanks() {
   uint64_t expirations = 0;
   [[maybe_unused]] const ssize_t count =
-      read(tracing_->timer.get(), &expirations, sizeof(expirations));
+      read(recording_->timer.get(), &expirations, sizeof(expirations));
   const uint64_t now_ns = MonotonicNs();
-  const bool over = now_ns >= tracing_->end_ns;
-  for (const std::weak_ptr<Job>& each : tracing_->jobs) {
+  const bool over = now_ns >= recording_->end_ns;
+  for (const std::weak_ptr<Job>& each : recording_->jobs) {
     const std::shared_ptr<Job> job = each.lock();
     if (job == nullptr) continue;
-    for (const Delivery::RankStatus& rank : job->Ranks()) {
+    for (const Delivery::RankStatus& rank : job->Locked(&Delivery::Ranks)) {
       if (!rank.seat) continue;
-      auto& seen = tracing_->seen[{job->key(), rank.rank}];
+      auto& seen = recording_->seen[{job->key(), rank.rank}];
       const bool changed =
           seen.waiting != rank.waiting || seen.taken != rank.taken;
       if (seen.since_ns != 0 && (changed || over)) {
         // Before its first batch it has none.
         const bool has_batch = !seen.waiting && seen.taken > 0;
         if (seen.waiting || has_batch) {
-          workers_->trace().Add(
+          trace_->Add(
               seen.waiting ? TraceActivity::kWait : TraceActivity::kBatch,
               job->key().consumer.value_or(rank.rank), &job->key(), seen.taken,
               seen.since_ns, now_ns);
@@ -101,45 +92,43 @@ void ControlServer::LookAtRanks() {
       }
     }
   }
-  if (over) return EndTrace();
+  if (over) return Stop();
   const uint64_t cost_ns = MonotonicNs() - now_ns;
-  const uint64_t next_ns = std::min(
-      std::max(kLookNs, kLookCostFactor * cost_ns), tracing_->end_ns - now_ns);
+  const uint64_t next_ns =
+      std::min(std::max(kLookNs, kLookCostFactor * cost_ns),
+               recording_->end_ns - now_ns);
   itimerspec when{};
   when.it_value.tv_sec = static_cast<time_t>(next_ns / 1'000'000'000);
   when.it_value.tv_nsec = static_cast<long>(next_ns % 1'000'000'000) | 1;
-  timerfd_settime(tracing_->timer.get(), 0, &when, nullptr);
+  timerfd_settime(recording_->timer.get(), 0, &when, nullptr);
 }
 
-void ControlServer::EndTrace() {
-  const Trace::Recorded recorded = workers_->trace().Stop();
-  loop_->Unwatch(tracing_->timer.get());
-  const std::unique_ptr<const Tracing> tracing = std::move(tracing_);
-  Connection* const connection = Find(tracing->connection);
-  if (connection == nullptr) return;
-  connection->waiting = false;
+void Tracing::Stop() {
+  const Trace::Recorded recorded = trace_->Stop();
+  loop_->Unwatch(recording_->timer.get());
+  const Recording recording = *std::exchange(recording_, std::nullopt);
   // What others do is nobody else's business.
   std::vector<TraceEvent> own_events;
   for (const TraceEvent& event : recorded.events) {
     if (event.job >= recorded.jobs.size() ||
-        MaySee(tracing->uid, recorded.jobs[event.job].uid)) {
+        recording.may_see(recorded.jobs[event.job].uid)) {
       own_events.push_back(event);
     }
   }
-  const StatusOr<Fd> events = MemfdOf(own_events);
-  if (!events.ok()) return Reply(connection, ErrorReply(events.status()));
+  StatusOr<Fd> events = MemfdOf(own_events);
+  if (!events.ok()) return recording.done(ErrorReply(events.status()), Fd());
   nlohmann::json jobs = nlohmann::json::array();
   for (const JobKey& key : recorded.jobs) {
-    const bool own = MaySee(tracing->uid, key.uid);
+    const bool own = recording.may_see(key.uid);
     jobs.push_back(
         {{"job", own ? key.name : ""}, {"dataset", own ? key.dataset : ""}});
   }
   nlohmann::json answer = OkReply();
-  answer["began_unix_ns"] = tracing->began_unix_ns;
+  answer["began_unix_ns"] = recording.began_unix_ns;
   answer["jobs"] = std::move(jobs);
   answer["events"] = own_events.size();
   answer["dropped"] = recorded.dropped;
-  Reply(connection, answer, {events->get()});
+  recording.done(answer, *std::move(events));
 }
 
 }  // namespace penstock

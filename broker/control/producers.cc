@@ -1,11 +1,11 @@
-// Requests of producers, which feed a job whose source is a stream.
+#include "broker/control/producers.h"
+
 #include <poll.h>
 
 #include <algorithm>
+#include <utility>
 
 #include "broker/base/log.h"
-#include "broker/control/control_server.h"
-#include "broker/request/requests.h"
 #include "common/message.h"
 
 namespace penstock {
@@ -25,15 +25,10 @@ Status OverError(const Job& job) {
 
 }  // namespace
 
-ControlServer::Answer ControlServer::Produce(const Call& call) {
-  const auto& [connection, request, fds] = call;
-  if (connection->job != nullptr || connection->producer) {
-    return FailedPreconditionError(
-        "this connection already belongs to a rank or a producer");
-  }
-  PENSTOCK_RETURN_IF_ERROR(CheckWatched(*connection));
-  connection->producer = Connection::Producer{};
-  Connection::Producer& producer = *connection->producer;
+void Producers::Produce(uint64_t id, uid_t uid, int pidfd,
+                        const nlohmann::json& request, std::vector<Fd>& fds) {
+  Producer& producer = producers_[id];
+  producer.uid = uid;
   producer.job_name = request.at("job");
   producer.dataset = request.value("dataset", "");
   producer.features = request.at("features");
@@ -46,17 +41,39 @@ ControlServer::Answer ControlServer::Produce(const Call& call) {
     producer.memory = std::move(fds[0]);
     joining.memory = producer.memory.get();
   }
-  joining.pidfd = connection->pidfd.get();
-  connection->waiting = true;
-  LetInProducer(connection);
-  return nlohmann::json();
+  joining.pidfd = pidfd;
+  LetIn(id);
 }
 
-StatusOr<std::shared_ptr<Job>> ControlServer::JobToFeed(
-    const Connection& connection) const {
-  const Connection::Producer& producer = *connection.producer;
+Producers::Producer* Producers::Find(uint64_t id) {
+  const auto found = producers_.find(id);
+  return found == producers_.end() ? nullptr : &found->second;
+}
+
+bool Producers::Feeds(uint64_t id) const {
+  const auto found = producers_.find(id);
+  return found != producers_.end() && found->second.job != nullptr;
+}
+
+std::vector<uint64_t> Producers::Ids() const {
+  std::vector<uint64_t> ids;
+  for (const auto& [id, producer] : producers_) ids.push_back(id);
+  return ids;
+}
+
+std::map<uint64_t, std::pair<const Job*, uint32_t>> Producers::Numbers() const {
+  std::map<uint64_t, std::pair<const Job*, uint32_t>> numbers;
+  for (const auto& [id, producer] : producers_) {
+    if (producer.job == nullptr) continue;
+    numbers[id] = {producer.job.get(), producer.number};
+  }
+  return numbers;
+}
+
+StatusOr<std::shared_ptr<Job>> Producers::JobToFeed(
+    const Producer& producer) const {
   const std::string& name = producer.job_name;
-  const JobQuery query = {connection.uid, name, producer.dataset};
+  const JobQuery query = {producer.uid, name, producer.dataset};
   std::vector<std::shared_ptr<Job>> jobs = jobs_->Find(query);
   if (jobs.empty()) {
     // A returning producer waits only for its own job, which may wait for
@@ -64,7 +81,7 @@ StatusOr<std::shared_ptr<Job>> ControlServer::JobToFeed(
     if (!producer.joining.back || jobs_->MayOpen(query)) {
       return std::shared_ptr<Job>();
     }
-    if (recovery_journal_->KnowsAllJobs()) {
+    if (journal_->KnowsAllJobs()) {
       return AbortedError(
           "job '{}' is over: it ended while this producer was away", name);
     }
@@ -100,10 +117,9 @@ StatusOr<std::shared_ptr<Job>> ControlServer::JobToFeed(
       name, text, producer.features.dump());
 }
 
-Status ControlServer::JoinStream(Connection* connection,
-                                 const std::shared_ptr<Job>& job) {
-  DropDeadProducers(job);
-  Connection::Producer& producer = *connection->producer;
+Status Producers::Join(uint64_t id, const std::shared_ptr<Job>& job) {
+  DropDead(job);
+  Producer& producer = *Find(id);
   const auto joined = job->stream()->Join(producer.joining);
   if (!joined.ok()) {
     return joined.status().Prepend("job '" + producer.job_name + "'");
@@ -111,8 +127,8 @@ Status ControlServer::JoinStream(Connection* connection,
   nlohmann::json answer = OkReply();
   if (joined->finished) {
     answer["finished"] = true;
-    Reply(connection, answer);
-    LeaveStream(connection, false);
+    connections_->Tell(id, answer);
+    Leave(id);
     return OkStatus();
   }
   producer.job = job;
@@ -124,36 +140,32 @@ Status ControlServer::JoinStream(Connection* connection,
   answer["next"] = joined->next;
   answer["end"] = joined->end;
   answer["freed"] = joined->freed;
-  Reply(connection, answer, {joined->fd});
+  connections_->Tell(id, answer, joined->fd);
   // Its memory may have been all that was missing.
   if (producer.joining.back) job->StreamChanged();
   return OkStatus();
 }
 
-void ControlServer::LetInProducer(Connection* connection) {
-  const StatusOr<std::shared_ptr<Job>> job = JobToFeed(*connection);
+void Producers::LetIn(uint64_t id) {
+  const StatusOr<std::shared_ptr<Job>> job = JobToFeed(*Find(id));
   if (job.ok() && *job == nullptr) return;
-  connection->waiting = false;
-  const Status status = job.ok() ? JoinStream(connection, *job) : job.status();
+  const Status status = job.ok() ? Join(id, *job) : job.status();
   if (status.ok()) return;
-  Refuse(connection, "produce", status);
-  LeaveStream(connection, false);
+  connections_->RefuseProducer(id, status);
+  Leave(id);
 }
 
-void ControlServer::LetInProducers() {
-  for (auto& [id, connection] : connections_) {
-    if (connection.producer && connection.producer->job == nullptr) {
-      LetInProducer(&connection);
-    }
+void Producers::LetIn() {
+  for (const uint64_t id : Ids()) {
+    if (Has(id) && !Feeds(id)) LetIn(id);
   }
 }
 
-ControlServer::Answer ControlServer::Put(const Call& call) {
-  const auto& [connection, request, fds] = call;
-  if (!connection->producer) {
+Producers::Answer Producers::Put(uint64_t id, const nlohmann::json& request) {
+  if (!Has(id)) {
     return FailedPreconditionError("this connection is not a producer's");
   }
-  const Connection::Producer& producer = *connection->producer;
+  const Producer& producer = *Find(id);
   const std::shared_ptr<Job> job = producer.job;
   if (job->failed()) return OverError(*job);
   const auto ring_position = request.at("place").get<uint64_t>();
@@ -161,7 +173,7 @@ ControlServer::Answer ControlServer::Put(const Call& call) {
   const auto first = job->stream()->Put(producer.number, ring_position, rows);
   if (!first.ok()) {
     // Nothing it sent after that may count, least of all a finish.
-    LeaveStream(connection, false);
+    Leave(id);
     return first.status();
   }
   job->StreamChanged();
@@ -173,35 +185,36 @@ ControlServer::Answer ControlServer::Put(const Call& call) {
   return answer;
 }
 
-ControlServer::Answer ControlServer::FinishProducer(const Call& call) {
-  const auto& [connection, request, fds] = call;
-  if (!connection->producer) {
+Producers::Answer Producers::Finish(uint64_t id,
+                                    const nlohmann::json& request) {
+  if (!Has(id)) {
     return FailedPreconditionError("this connection is not a producer's");
   }
   const bool failed = request.contains("error");
   if (failed) {
-    const std::shared_ptr<Job> job = connection->producer->job;
-    job->Fail(AbortedError("job '{}': producer {} failed: {}", job->key().name,
-                           connection->producer->number,
-                           request.at("error").get<std::string>()));
+    const Producer& producer = *Find(id);
+    producer.job->Fail(
+        AbortedError("job '{}': producer {} failed: {}",
+                     producer.job->key().name, producer.number,
+                     request.at("error").get<std::string>()));
   }
-  LeaveStream(connection, !failed);
+  Leave(id, !failed);
   return OkReply();
 }
 
-void ControlServer::DropDeadProducers(const std::shared_ptr<Job>& job) {
-  std::vector<uint64_t> dead;
-  for (const auto& [id, connection] : connections_) {
-    if (!connection.producer || connection.producer->job != job) continue;
-    pollfd entry{connection.pidfd.get(), POLLIN, 0};
-    if (poll(&entry, 1, 0) == 1) dead.push_back(id);
+void Producers::DropDead(const std::shared_ptr<Job>& job) {
+  for (const uint64_t id : Ids()) {
+    const Producer* const producer = Find(id);
+    if (producer == nullptr || producer->job != job) continue;
+    pollfd entry{producer->joining.pidfd, POLLIN, 0};
+    if (poll(&entry, 1, 0) == 1) connections_->Drop(id);
   }
-  for (const uint64_t id : dead) Drop(id);
 }
 
-void ControlServer::LeaveStream(Connection* connection, bool finished) {
-  Connection::Producer producer =
-      *std::exchange(connection->producer, std::nullopt);
+void Producers::Leave(uint64_t id, bool finished) {
+  const auto found = producers_.extract(id);
+  if (found.empty()) return;
+  Producer& producer = found.mapped();
   if (producer.memory) {
     std::vector<Fd> fds;
     fds.push_back(std::move(producer.memory));
@@ -214,28 +227,28 @@ void ControlServer::LeaveStream(Connection* connection, bool finished) {
   producer.job->StreamChanged();
 }
 
-void ControlServer::NotifyProducers(const std::shared_ptr<Job>& job) {
+void Producers::Notify(const std::shared_ptr<Job>& job) {
   const bool over = job->failed();
   const std::vector<Stream::Freed> all = job->stream()->TakeFreed();
-  for (auto& [id, connection] : connections_) {
-    if (!connection.producer || connection.producer->job != job) continue;
+  for (const uint64_t id : Ids()) {
+    const Producer* const producer = Find(id);
+    if (producer == nullptr || producer->job != job) continue;
     if (over) {
       nlohmann::json event = ErrorReply(OverError(*job));
       event.erase("ok");
       event["event"] = "over";
-      Reply(&connection, event);
-      LeaveStream(&connection, false);
+      connections_->Tell(id, event);
+      Leave(id);
       continue;
     }
-    const auto freed = std::find_if(
-        all.begin(), all.end(),
-        [number = connection.producer->number](const Stream::Freed& each) {
-          return each.producer == number;
+    const auto freed =
+        std::find_if(all.begin(), all.end(), [&](const Stream::Freed& each) {
+          return each.producer == producer->number;
         });
     if (freed == all.end()) continue;
-    Reply(&connection, {{"event", "freed"},
-                        {"place", freed->ring_position},
-                        {"end", freed->end}});
+    connections_->Tell(id, {{"event", "freed"},
+                            {"place", freed->ring_position},
+                            {"end", freed->end}});
   }
 }
 
