@@ -46,7 +46,7 @@ Status Tracing::Start(const std::vector<std::shared_ptr<Job>>& jobs,
   if (!timer) return ErrnoError(errno, "timerfd_create");
   PENSTOCK_RETURN_IF_ERROR(
       loop_->Watch(timer.get(), [this](uint32_t) { LookAtRanks(); }));
-  recording_.emplace();
+  recording_ = std::make_unique<Recording>();
   recording_->jobs.assign(jobs.begin(), jobs.end());
   recording_->may_see = std::move(may_see);
   recording_->done = std::move(done);
@@ -106,29 +106,29 @@ void Tracing::LookAtRanks() {
 void Tracing::Stop() {
   const Trace::Recorded recorded = trace_->Stop();
   loop_->Unwatch(recording_->timer.get());
-  const Recording recording = *std::exchange(recording_, std::nullopt);
+  const std::unique_ptr<Recording> recording = std::move(recording_);
   // What others do is nobody else's business.
   std::vector<TraceEvent> own_events;
   for (const TraceEvent& event : recorded.events) {
     if (event.job >= recorded.jobs.size() ||
-        recording.may_see(recorded.jobs[event.job].uid)) {
+        recording->may_see(recorded.jobs[event.job].uid)) {
       own_events.push_back(event);
     }
   }
   StatusOr<Fd> events = MemfdOf(own_events);
-  if (!events.ok()) return recording.done(ErrorReply(events.status()), Fd());
+  if (!events.ok()) return recording->done(ErrorReply(events.status()), Fd());
   nlohmann::json jobs = nlohmann::json::array();
   for (const JobKey& key : recorded.jobs) {
-    const bool own = recording.may_see(key.uid);
+    const bool own = recording->may_see(key.uid);
     jobs.push_back(
         {{"job", own ? key.name : ""}, {"dataset", own ? key.dataset : ""}});
   }
   nlohmann::json answer = OkReply();
-  answer["began_unix_ns"] = recording.began_unix_ns;
+  answer["began_unix_ns"] = recording->began_unix_ns;
   answer["jobs"] = std::move(jobs);
   answer["events"] = own_events.size();
   answer["dropped"] = recorded.dropped;
-  recording.done(answer, *std::move(events));
+  recording->done(answer, *std::move(events));
 }
 
 }  // namespace penstock

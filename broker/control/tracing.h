@@ -13,7 +13,6 @@
 #include <map>
 #include <memory>
 #include <nlohmann/json.hpp>
-#include <optional>
 #include <utility>
 #include <vector>
 
@@ -62,7 +61,7 @@ class Tracing {
 
   EventLoop* const loop_;
   Trace* const trace_;
-  std::optional<Recording> recording_;
+  std::unique_ptr<Recording> recording_;
 };
 
 }  // namespace penstock
