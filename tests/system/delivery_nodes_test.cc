@@ -201,23 +201,6 @@ TEST(ClaimTest, RowsThatAreGivenBackAreClaimedFirst) {
   EXPECT_EQ(share->claimed, rows);
 }
 
-TEST(ClaimTest, ASlotIsFreeOnceRowsThatNobodyGetsAreGivenBack) {
-  LanesOf lanes({});
-  lanes.AttachAll();
-  OpenBatch* const share = (*lanes).Claimable();
-  ASSERT_EQ(share->slot, 0u);
-  share->Claim(share->rows.rows);
-  ASSERT_TRUE((*lanes).Died(0).ok());
-  ASSERT_TRUE(share->abandoned);
-  share->finished = 2;
-  EXPECT_FALSE(share->done());
-  (*lanes).GiveBack(share, {2, share->rows.rows});
-  EXPECT_NE((*lanes).Claimable(), share);
-  ASSERT_TRUE(share->done());
-  (*lanes).Filled(share);
-  EXPECT_TRUE((*lanes).Idle());
-}
-
 TEST(BankTest, ACellNamesTheSlotInItsBank) {
   LanesOf lanes({0, 1}, {0, 1}, 2);
   lanes.AttachAll();

@@ -1,5 +1,6 @@
 // Promise: a Python function that hangs holds up neither a job that is stopped
-// nor the end of the broker. Method: a real broker whose function sleeps for
+// nor the end of the broker; and rows that a dead process had not begun do not
+// wait for its successor. Method: a real broker whose function sleeps for
 // ever on one row, and ranks that wait for that row.
 #include <signal.h>
 #include <unistd.h>
@@ -79,8 +80,7 @@ class HungFunctionTest : public DeliveryTest {
       std::ifstream(folder + "/children") >> child;
       return child;
     };
-    const std::string launcher =
-        first_child(std::to_string(functions_->pid()));
+    const std::string launcher = first_child(std::to_string(functions_->pid()));
     EXPECT_NE(launcher, "");
     return !first_child(launcher).empty();
   }
@@ -102,6 +102,50 @@ class HungFunctionTest : public DeliveryTest {
 
   std::unique_ptr<BrokerProcess> functions_;
 };
+
+TEST_F(HungFunctionTest, RowsThatADeadProcessHadNotBegunAreMadeByAnother) {
+  const std::string folder = broker_.folder().string() + "/";
+  broker_.Write("sets.py",
+                "import os, time\n\n\n"
+                "class Once:\n"
+                "    def __len__(self):\n"
+                "        return 20\n"
+                "    def __getitem__(self, i):\n"
+                "        if i == 7 and not os.path.exists('" +
+                    folder +
+                    "died'):\n"
+                    "            open('" +
+                    folder +
+                    "died', 'w').close()\n"
+                    "            os._exit(9)\n"
+                    "        while i == 7 and not os.path.exists('" +
+                    folder +
+                    "go'):\n"
+                    "            time.sleep(0.01)\n"
+                    "        open('" +
+                    folder +
+                    "made.' + str(i), 'w').close()\n"
+                    "        return {'value': i * i}\n");
+  Options options = OptionsFor(
+      "dataset: squares\nsource: {python: {dataset: \"sets:Once\"}}\n"
+      "batch: {size: 20}\n",
+      0, 1);
+  options.socket = functions_->socket();
+  Reader reader(options);
+  // The process that follows is held at row 7.
+  for (int row = 0; row < 20; ++row) {
+    const std::string made = folder + "made." + std::to_string(row);
+    if (row != 7) {
+      WaitUntil(made.c_str(), [&] { return std::filesystem::exists(made); });
+    }
+  }
+  broker_.Write("go", "");
+  Batch batch;
+  ASSERT_EQ(reader.next(&batch), Reader::Result::kBatch);
+  const Taken taken = TakenOf(reader, batch);
+  ASSERT_EQ(taken.rows.size(), 20u);
+  for (int64_t row = 0; row < 20; ++row) EXPECT_EQ(taken.rows[row], row * row);
+}
 
 TEST_F(HungFunctionTest, StopEndsAJobWhoseNextStepHangs) {
   static_assert(kStopTime < kPythonTimeout);
