@@ -62,6 +62,12 @@ Consumer* Delivery::AddToLane(uint32_t rank, std::optional<uint32_t> node) {
 // ---- attach
 
 uint64_t Delivery::NextPosition(const Consumer& consumer) const {
+  if (LaneOf(consumer).to_one()) {
+    // It may get whatever the others have not released: its epochs begin with
+    // the oldest of that.
+    const PlanStart state = State();
+    return state.owed.empty() ? state.position : state.owed[0].position;
+  }
   for (const Entry& entry : consumer.account->backlog) {
     const OpenBatch& batch = slots_[entry.slot].batch;
     if (!batch.rows.extra) return batch.rows.position;

@@ -377,6 +377,8 @@ class Delivery {
   uint64_t redelivered() const { return redelivered_; }
   // A batch that somebody will get is being made.
   bool Filling() const;
+  // dynamic: nothing is left but batches that ranks have.
+  bool OnlyRanksHaveBatches() const;
   // A slot could be opened if there were rows for it, and none is being filled.
   bool WaitsForRows() const;
 

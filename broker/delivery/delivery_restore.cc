@@ -79,7 +79,8 @@ void Delivery::RestoreRank(const FormerConsumer& former) {
 
 // broadcast. The rank may have reconnected, or have a replacement, already.
 void Delivery::RestoreConsumer(const FormerConsumer& former) {
-  had_before_ = std::max(had_before_, former.position);
+  const uint64_t position = Phases::Bounded(former.position);
+  had_before_ = std::max(had_before_, position);
   Consumer* consumer = consumers_.Find(former.rank);
   if (consumer == nullptr) {
     if (consumers_.size() >= shape_.consumers_max) return;
@@ -87,9 +88,9 @@ void Delivery::RestoreConsumer(const FormerConsumer& former) {
     consumer->died = true;
   }
   uint64_t& from = consumer->account->from;
-  from = std::max(from, former.position);
+  from = std::max(from, position);
   for (const uint64_t step : former.redo) Lack(*consumer, step, true);
-  if (former.position <= plan().start().position) {
+  if (position <= plan().start().position) {
     LackOwed(*consumer, former.done);
   }
 }
@@ -110,7 +111,7 @@ void Delivery::LackOwed(const Consumer& consumer,
 
 void Delivery::PlaceReconnected(Consumer* consumer, const Joining& joining) {
   Lane& lane = LaneOf(*consumer);
-  const uint64_t position = *joining.position;
+  const uint64_t position = Phases::Bounded(*joining.position);
   if (lane.to_one()) return;
   if (lane.shared()) {
     consumer->account->from = position;

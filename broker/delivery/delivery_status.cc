@@ -292,6 +292,12 @@ bool Delivery::Filling() const {
   });
 }
 
+bool Delivery::OnlyRanksHaveBatches() const {
+  return std::all_of(lanes_.begin(), lanes_.end(), [this](const Lane& lane) {
+    return lane.to_one() && lane.common()->empty() && lane.Exhausted(phases_);
+  });
+}
+
 Delivery::SlotCounts Delivery::CountSlots() const {
   SlotCounts counts;
   for (const Slot& slot : slots_) {

@@ -64,6 +64,7 @@ PhaseStep Phases::Place(uint64_t position, uint32_t phase) const {
   const auto begin = [this](uint32_t number) {
     return phases_[number].plan.start().position;
   };
+  position = Bounded(position);
   PhaseStep at{std::min(phase, size() - 1), 0};
   while (at.phase > 0 && position < begin(at.phase)) --at.phase;
   while (!IsLast(at.phase) && position > begin(at.phase + 1)) ++at.phase;

@@ -5,6 +5,7 @@
 #ifndef BROKER_DELIVERY_PHASES_H_
 #define BROKER_DELIVERY_PHASES_H_
 
+#include <algorithm>
 #include <cstdint>
 #include <optional>
 #include <vector>
@@ -68,6 +69,11 @@ class Phases {
   // all owed steps, some of which may be left to it where position <= the start
   // of that phase.
   PhaseStep Place(uint64_t position, uint32_t phase) const;
+  // Positions that processes and their pages report are not trusted: none lies
+  // past this.
+  static uint64_t Bounded(uint64_t position) {
+    return std::min(position, Plan::kTotalRowsMax);
+  }
 
   // The last phase ends at this step, and the next one begins.
   Status Begin(const FormerPhase& next);
