@@ -349,7 +349,11 @@ bool Delivery::ReclaimFrom(Feed* feed, const Consumer* consumer) {
   std::vector<Feed::Batch> released;
   feed->Reclaim(&released);
   for (const Feed::Batch& each : released) {
-    consumer != nullptr ? Release(*consumer, each) : Unquarantine(each.slot);
+    if (consumer != nullptr) {
+      Release(*consumer, each);
+    } else {
+      Unquarantine(each.slot);
+    }
   }
   return !released.empty();
 }
@@ -389,7 +393,11 @@ void Delivery::Advance() {
   const std::set<uint32_t> due = std::exchange(due_, {});
   for (const uint32_t number : due) {
     Lane& lane = lanes_[number];
-    lane.to_one() ? DeliverToOne(&lane) : DeliverToAll(&lane);
+    if (lane.to_one()) {
+      DeliverToOne(&lane);
+    } else {
+      DeliverToAll(&lane);
+    }
   }
   for (const uint32_t rank : touched) {
     Consumer* const consumer = consumers_.Find(rank);

@@ -128,10 +128,15 @@ void Delivery::NoteRoom(Lane* lane, Consumer* consumer) {
     asleep = !block && IsAsleep(*consumer);
     if (!has_room) has_room = HasRoom(*consumer);
   }
-  has_room ? (void)lane->without.erase(consumer->rank)
-           : (void)lane->without.insert(consumer->rank);
-  asleep ? (void)lane->asleep.insert(consumer->rank)
-         : (void)lane->asleep.erase(consumer->rank);
+  const auto note = [consumer](bool is_in, std::set<uint32_t>* ranks) {
+    if (is_in) {
+      ranks->insert(consumer->rank);
+    } else {
+      ranks->erase(consumer->rank);
+    }
+  };
+  note(!has_room, &lane->without);
+  note(asleep, &lane->asleep);
 }
 
 // A rank seen asleep may have been interrupted since.

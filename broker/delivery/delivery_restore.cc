@@ -64,8 +64,8 @@ void Delivery::RestoreRank(const FormerConsumer& former) {
   }
   Consumer& consumer = *AddToLane(former.rank, {});
   Lane& lane = LaneOf(consumer);
-  // It had a batch of that phase. Its position may say less: a batch owed in the
-  // phase that was cut off may end where the phase begins (FormerPosition).
+  // It had a batch of that phase. Its position may say less: a batch owed in
+  // the phase that was cut off may end where the phase begins (FormerPosition).
   const uint32_t phase = std::min(former.phase, phases_.size() - 1);
   const uint64_t begin = phase == 0 ? 0 : phases_[phase].plan.start().position;
   const bool owed = PlaceLane(&lane, std::max(former.position, begin), phase);

@@ -106,8 +106,9 @@ std::vector<uint32_t> Delivery::Missing() const {
   if (divided() && shape_.world_size == shape_.consumers_max) {
     expected = phases_.last().ranks;
   }
-  const bool started = std::all_of(lanes_.begin(), lanes_.end(),
-                                   [](const Lane& lane) { return lane.started; });
+  const bool started =
+      std::all_of(lanes_.begin(), lanes_.end(),
+                  [](const Lane& lane) { return lane.started; });
   for (uint32_t rank = 0; !started && rank < shape_.start_with; ++rank) {
     expected.push_back(rank);
   }
@@ -171,7 +172,8 @@ PlanStart Delivery::Unreleased(bool exact) const {
   // By phase: steps that all lanes opened.
   std::vector<uint64_t> opened(phases_.size(), UINT64_MAX);
   for (const Lane* lane : LanesNeeded()) {
-    std::map<uint64_t, bool> had;  // by StepId: unreleased, may some rank have it
+    // By StepId: whether some rank may have had it.
+    std::map<uint64_t, bool> had;
     for (const Account* account : lane->Accounts()) {
       for (const auto& [id, redelivered] : account->lacks) {
         had[id] |= redelivered || lane->in_step();

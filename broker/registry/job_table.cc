@@ -347,8 +347,8 @@ StatusOr<JobTable::Entry*> JobTable::EntryFor(AttachRequest* asked) {
   if (entry->job == nullptr) {
     if (request.options.start == entry->options.start) return entry;
     return FailedPreconditionError(
-        "{} disagrees with the ranks of job '{}' that are attaching: they begin "
-        "at another state",
+        "{} disagrees with the ranks of job '{}' that are attaching: they "
+        "begin at another state",
         WhoJoins(rank), entry->key.name);
   }
   const bool knows = entry->job->Knows(rank);
@@ -356,8 +356,8 @@ StatusOr<JobTable::Entry*> JobTable::EntryFor(AttachRequest* asked) {
     // Ranks that begin at the same state meet in one incarnation; a rank that
     // comes once more with a state begins another.
     if (!knows && request.options.start == entry->options.start) return entry;
-    End(*entry, Format("{} opened a newer incarnation of job '{}' with a state: "
-                       "attach or reset with it",
+    End(*entry, Format("{} opened a newer incarnation of job '{}' with a "
+                       "state: attach or reset with it",
                        WhoJoins(rank), entry->key.name));
     return nullptr;
   }
