@@ -223,6 +223,10 @@ void Delivery::MarkPhases(const Consumer& consumer) {
 
 // ---- handing out
 
+void Delivery::BeDue(uint32_t lane) {
+  if (!std::exchange(lanes_[lane].due, true)) due_.push_back(lane);
+}
+
 void Delivery::Free(Slot* slot) {
   lanes_[slot->lane].Free(slot);
   openable_.insert(slot->lane);
@@ -371,7 +375,10 @@ void Delivery::Advance() {
   for (const uint32_t seat : std::exchange(heard_, {})) {
     const Consumer* const consumer = consumers_.AtSeat(seat);
     if (consumer != nullptr) touched_.insert(consumer->rank);
-    Reclaim(seat);
+    Feed* const feed = consumers_.FeedAt(seat);
+    if (feed == nullptr) continue;
+    ++checks_;
+    ReclaimFrom(feed, consumer);
   }
   for (const uint32_t rank : std::set<uint32_t>(formers_)) {
     Consumer* const consumer = consumers_.Find(rank);
@@ -386,13 +393,14 @@ void Delivery::Advance() {
     Consumer* const consumer = consumers_.Find(rank);
     if (consumer == nullptr) continue;
     Lane& lane = LaneOf(*consumer);
-    due_.insert(consumer->lane);
+    BeDue(consumer->lane);
     if (shared_) lane.unsure.insert(rank);
     if (!lane.to_one()) Flush(consumer);
   }
-  const std::set<uint32_t> due = std::exchange(due_, {});
-  for (const uint32_t number : due) {
+  now_.swap(due_);
+  for (const uint32_t number : now_) {
     Lane& lane = lanes_[number];
+    lane.due = false;
     if (lane.to_one()) {
       DeliverToOne(&lane);
     } else {
@@ -406,9 +414,10 @@ void Delivery::Advance() {
     if (!LaneOf(*consumer).to_one()) FinishIfOver(consumer);
   }
   // After ForgoTakes: it asks for takes.
-  for (const uint32_t number : due) {
+  for (const uint32_t number : now_) {
     if (lanes_[number].to_one()) FinishToOne(&lanes_[number]);
   }
+  now_.clear();
 }
 
 void Delivery::Drain() {

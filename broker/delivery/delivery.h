@@ -410,6 +410,7 @@ class Delivery {
   bool Exhausted(const Consumer& consumer) const {
     return LaneOf(consumer).Exhausted(phases_);
   }
+  void BeDue(uint32_t lane);
   void Free(Slot* slot);
   void Abandon(Slot* slot);
   // For changes that concern more than one lane or consumer.
@@ -527,7 +528,10 @@ class Delivery {
   std::set<uint32_t> formers_;  // with an unreleased Consumer::former
   // Lanes.
   std::set<uint32_t> openable_;
-  std::set<uint32_t> due_;
+  std::vector<uint32_t> due_;   // each once (Lane::due)
+  std::vector<uint32_t> now_;   // those of the Advance that runs
+  // GiveToAll: who gets the batch, and whether marked redelivered.
+  std::vector<std::pair<Consumer*, bool>> takers_;
   // By step and slot, oldest first; per NUMA node (0 if there is one node).
   using Oldest = std::pair<uint64_t, uint32_t>;
   std::map<uint32_t,

@@ -10,7 +10,7 @@ void Delivery::Drop(Consumer* consumer) {
   Lane& lane = LaneOf(*consumer);
   lane.foremost = std::max(lane.foremost, NextStepOf(*consumer));
   for (const Entry& entry : consumer->account->backlog) LetGo(entry.slot);
-  due_.insert(consumer->lane);
+  BeDue(consumer->lane);
   lane.Remove(*consumer);
   consumers_.Remove(consumer->rank);
   if (!lane.members().empty()) return;

@@ -41,7 +41,7 @@ void Delivery::DeliverToOne(Lane* lane) {
   Account& common = *lane->common();
   while (const Slot* slot = lane->NextReady()) {
     const bool redelivered = common.Wants(*slot).value_or(slot->is_redo);
-    common.lacks.erase(slot->id());
+    if (!common.lacks.empty()) common.lacks.erase(slot->id());
     common.backlog.push_back({slot->batch.slot, redelivered});
     lane->Pop(1);
   }
@@ -190,9 +190,8 @@ void Delivery::LeaveBehind(Consumer* consumer, const Slot& slot) {
 }
 
 bool Delivery::GiveToAll(Lane* lane, Slot* slot) {
-  std::vector<std::pair<Consumer*, bool>> takers;  // marked redelivered?
   std::vector<Consumer*> behind;
-  takers.reserve(lane->members().size());
+  takers_.clear();
   bool anyone = false;
   bool one_is_ahead = false;  // since a former instance: awaits later steps
   for (const auto& [rank, consumer] : lane->members()) {
@@ -209,19 +208,19 @@ bool Delivery::GiveToAll(Lane* lane, Slot* slot) {
         !HasRoom(*consumer)) {
       behind.push_back(consumer);
     } else {
-      takers.push_back({consumer, *redelivered});
+      takers_.push_back({consumer, *redelivered});
     }
   }
   // Nobody wants it: it was redone for a consumer that is gone for good, or all
   // have it.
-  const bool is_for_nobody = anyone && takers.empty() && behind.empty();
+  const bool is_for_nobody = anyone && takers_.empty() && behind.empty();
   // While all members of a shared lane are gone, it is kept for those who come.
   if (!is_for_nobody && ((lane->shared() && !anyone) ||
-                         (takers.empty() && !one_is_ahead))) {
+                         (takers_.empty() && !one_is_ahead))) {
     return false;
   }
-  lane->Pop(static_cast<uint32_t>(takers.size()));
-  for (const auto& [consumer, redelivered] : takers) {
+  lane->Pop(static_cast<uint32_t>(takers_.size()));
+  for (const auto& [consumer, redelivered] : takers_) {
     Entry entry{slot->batch.slot, redelivered};
     if (!slot->is_redo) entry.skipped = std::exchange(consumer->skipped, 0);
     Account& account = *consumer->account;
@@ -243,10 +242,9 @@ void Delivery::DeliverToAll(Lane* lane) {
   lane->started |= consumers_.size() >= shape_.start_with;
   while (lane->started) {
     Slot* const slot = lane->NextReady();
-    if (slot == nullptr || (!slot->is_redo && IsHeldUp(lane, *slot)) ||
-        !GiveToAll(lane, slot)) {
-      break;
-    }
+    if (slot == nullptr) break;
+    if (lane->shared() && !slot->is_redo && IsHeldUp(lane, *slot)) break;
+    if (!GiveToAll(lane, slot)) break;
   }
 }
 

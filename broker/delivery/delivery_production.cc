@@ -156,7 +156,7 @@ void Delivery::Filled(OpenBatch* batch) {
     return;
   }
   slot.state = SlotState::kReady;
-  due_.insert(slot.lane);
+  BeDue(slot.lane);
 }
 
 // Nobody will get the batch. Rows that workers are making are waited for

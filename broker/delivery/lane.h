@@ -110,6 +110,7 @@ class Lane {
 
   // ---- what its policy knows of the members, some of which may be gone (D6)
 
+  bool due = false;           // it is to be delivered
   std::set<uint32_t> unsure;  // members heard of since their last check
   // to_one:
   uint32_t last_given = 0;  // who got the last batch
