@@ -480,7 +480,8 @@ class Producer {
 inline void Epoch::Advance() {
   batch_.release();  // before waiting, so that the broker can refill it
   over_ = reader_->next(&batch_) != Reader::Result::kBatch;
-  if (!over_) number_ = batch_.epoch();
+  // A redelivered batch may be of an epoch before.
+  if (!over_) number_ = reader_->epoch();
 }
 
 }  // namespace v1

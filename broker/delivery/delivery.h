@@ -1,24 +1,16 @@
-// Decides who gets which batch: the four delivery modes, and what happens to
-// batches when a rank leaves, dies or is evicted. Touches no bytes of batches.
+// Decides who gets which batch, and what happens to batches when a rank leaves,
+// dies or is evicted. Touches no bytes of batches.
 //
 // Threads: any broker thread that holds the job's mutex. Everything shared with
 // a rank goes through Feed; the simulation in tests/ runs this very code on
 // atomics of its own.
 //
-// Steps of a plan are opened in the slots of a *lane*, in order, and leave it
-// in that order:
-//   split      one lane per local rank: its rank batches
-//   dynamic    one lane: each batch to the next rank that has none untaken
-//   broadcast  one lane: each batch to every consumer
+// A mode is a setting of its lanes (lane.h):
+//   split      a lane per local rank, its rank batches: to all of one member
+//   dynamic    one lane of all ranks, whole steps: each batch to one, the next
+//              rank that has none untaken
+//   broadcast  one lane of all consumers, whole steps: each batch to all
 // (independent is split with a world of one and a job for each consumer.)
-//
-// Life of a slot: kFree -> Open -> kFilling (workers make its rows) -> Filled
-// -> kReady -> (its turn) kOut, held by leases of feeds and backlogs of
-// consumers; without holders -> kFree.
-//
-// A *consumer* is a rank number; the process attached as it has a Feed in a
-// seat (a ring of the segment). A consumer whose process is gone keeps its lane
-// and a backlog: the batches its process had not released.
 //
 // Invariants
 //   D1  Every opened step stays in a slot until a rank released its batch or
@@ -44,12 +36,14 @@
 //       touched_    lacks a consumer only if it has no batch that it could be
 //                   given now and, where its data end, was told so;
 //       claimable_  has every batch with rows to claim, and perhaps others;
-//       hungry_     (dynamic) has every rank that may be able to get a batch;
-//                   any other has no free lease, or has an untaken batch and
-//                   was asked for takes (D5);
-//       unsure_, without_ (broadcast) have every consumer that may be unable
-//                   to get the next batch; one in without_ is unable and, if
-//                   attached, was asked for takes (D5).
+//       due_        lacks a lane only if no batch can leave it or, in dynamic,
+//                   its common account;
+//       unsure      of a lane, in dynamic: has every rank that may be able to
+//                   get a batch; any other has no free lease, or has an untaken
+//                   batch and was asked for takes (D5). In broadcast, with
+//                   `without`: every consumer that may be unable to get the
+//                   next batch; one in `without` is unable and, if attached,
+//                   was asked for takes (D5).
 //       IndexError recomputes the part of this that is private to the broker.
 #ifndef BROKER_DELIVERY_DELIVERY_H_
 #define BROKER_DELIVERY_DELIVERY_H_
@@ -65,8 +59,12 @@
 #include <utility>
 #include <vector>
 
+#include "broker/delivery/consumers.h"
 #include "broker/delivery/feed.h"
 #include "broker/delivery/invariants.h"
+#include "broker/delivery/lane.h"
+#include "broker/delivery/phases.h"
+#include "broker/delivery/slot.h"
 #include "broker/plan/plan.h"
 #include "common/delivery_options.h"
 #include "common/layout.h"
@@ -83,48 +81,6 @@ struct FormerBatch {
 std::vector<FormerBatch> FormerBatches(const CursorPage& page);
 // The position at which that rank continues.
 uint64_t FormerPosition(const CursorPage& page, const Plan& plan);
-
-// Rows of one batch, from begin to end.
-struct BatchRows {
-  uint64_t begin = 0;
-  uint64_t end = 0;
-};
-
-// One step's rows for one lane, being made in a slot.
-struct OpenBatch {
-  uint64_t step = 0;               // number in the lane, from 0: its order
-  Plan::RankBatch rows;            // which plan rows
-  uint32_t slot = 0;               // in the segment
-  uint64_t claimed = 0;            // rows that workers have, or have made
-  std::vector<BatchRows> given_back;  // that workers had, and did not make
-  uint64_t finished = 0;           // rows done by them
-  uint64_t valid_rows = 0;         // set when it is assembled
-  uint64_t shape_rows = 0;         // valid rows plus padding
-  bool abandoned = false;          // nobody will take it
-  std::vector<uint64_t> left_out;  // rows that on_error: skip leaves out
-
-  bool done() const { return finished == (abandoned ? claimed : rows.rows); }
-  // Some of the rows that no worker has; empty: there are none. Without rows
-  // given back, `claimed` is where the others begin.
-  BatchRows Unclaimed() const {
-    return given_back.empty() ? BatchRows{claimed, rows.rows}
-                              : given_back.back();
-  }
-  // A worker has those of Unclaimed() before `end`.
-  void Claim(uint64_t end) {
-    claimed += end - Unclaimed().begin;
-    if (given_back.empty()) return;
-    given_back.back().begin = end;
-    if (end == given_back.back().end) given_back.pop_back();
-  }
-};
-
-// A change of the set of ranks at some step (on_rank_death: shrink).
-struct FormerPhase {
-  std::vector<uint32_t> ranks;
-  uint64_t boundary = 0;  // the step of the previous phase at which it begins
-  PlanStart start;
-};
 
 // Records batches that the next broker instance must know of and that ranks'
 // positions do not tell. Called with the job's mutex held.
@@ -252,7 +208,7 @@ class Delivery {
   // nothing until TakeOverSteps. split: until FinishRecovery it tells nobody
   // the end and does not apply on_rank_death to the dead.
   void BeginRecovery() {
-    recovery_ = split() ? Recovery::kPositions : Recovery::kSteps;
+    recovery_ = shared_ ? Recovery::kSteps : Recovery::kPositions;
   }
   bool gathering() const { return recovery_ == Recovery::kSteps; }
   // Batches of a predecessor or of a former broker instance are not all
@@ -314,7 +270,7 @@ class Delivery {
   // Advance must be called again: a batch that needs no worker was opened, or a
   // rank was evicted.
   bool MustAdvance() const {
-    return !closed_ && (!heard_.empty() || !touched_.empty());
+    return !closed_ && (!heard_.empty() || !touched_.empty() || !due_.empty());
   }
   // Ranks whose pages hold impossible values, each once. The caller evicts
   // them.
@@ -350,7 +306,7 @@ class Delivery {
   // ---- questions
 
   // The current plan (shrink begins another).
-  const Plan& plan() const { return phases_.back().plan; }
+  const Plan& plan() const { return phases_.last().plan; }
   // Where a job that resumes must begin so that nothing is lost: everything
   // before was released, except owed ranges.
   PlanStart State() const;
@@ -373,7 +329,9 @@ class Delivery {
   // Its process is still attached and has no more to take.
   bool ToldTheEnd(uint32_t rank) const;
   // split: it died, and the others go on without it.
-  bool GoesOnWithout(uint32_t rank) const;
+  bool GoesOnWithout(uint32_t rank) const {
+    return phases_.GoesOnWithout(rank);
+  }
   // split: 1 plus the number of times its set of ranks changed.
   size_t phases() const { return phases_.size(); }
   // split: every rank of this host is or was attached.
@@ -383,7 +341,7 @@ class Delivery {
   bool AllDelivered() const;
   // The rank attached at this seat; nullopt: none, or it was evicted.
   std::optional<uint32_t> RankAt(uint32_t seat);
-  bool Knows(uint32_t rank) const { return consumers_.count(rank) > 0; }
+  bool Knows(uint32_t rank) const { return consumers_.Knows(rank); }
   // No worker writes into a slot.
   bool Idle() const;
   bool Closing() const { return closed_; }
@@ -423,114 +381,45 @@ class Delivery {
   uint64_t redelivered() const { return redelivered_; }
   // A batch that somebody will get is being made.
   bool Filling() const;
+  // dynamic: nothing is left but batches that ranks have.
+  bool OnlyRanksHaveBatches() const;
   // A slot could be opened if there were rows for it, and none is being filled.
   bool WaitsForRows() const;
 
  private:
-  enum class SlotState { kFree, kFilling, kReady, kOut };
-  struct Slot {
-    SlotState state = SlotState::kFree;
-    uint32_t lane = 0;
-    uint32_t holders = 0;     // may deliver it or were given it
-    uint32_t quarantine = 0;  // evicted processes that may read it
-    bool ranks_changed = false;
-    uint32_t phase = 0;
-    bool handed_over = false;  // delivered outside the order of positions
-    bool is_redo = false;      // a step that was made before
-    uint32_t for_rank = 0;     // split
-    OpenBatch batch;
-  };
-  struct Entry {
-    uint32_t slot = 0;
-    bool redelivered = false;
-    uint32_t skipped = 0;  // batches skipped just before it, not reported yet
-  };
-  // The plan for the steps during which the set of ranks stays the same.
-  struct Phase {
-    Plan plan;
-    std::vector<uint32_t> ranks;  // by rank index; empty: it is the rank
-    std::optional<uint64_t> end_step;
-  };
-  struct Redo {
-    uint64_t step = 0;  // StepId
-    bool redelivered = false;
-  };
-  struct Lane {
-    uint32_t first_slot = 0;
-    uint32_t phase = 0;
-    uint64_t next_step = 0;  // to open, within the phase
-    uint64_t opened = 0;
-    std::deque<uint32_t> in_turn;  // slots of batches that have not left it
-    // kFree slots, lowest first: those get memory first.
-    std::priority_queue<uint32_t, std::vector<uint32_t>, std::greater<>> free;
-    std::optional<uint32_t> rank;  // split: its consumer's
-    bool phase_begins = false;
-    bool taken = false;  // split: some rank has or had it
-    // Steps to redo before any other.
-    std::deque<Redo> redo;
-  };
-  enum class ConsumerState { kAttached, kGone, kFinished };
-  struct Consumer {
-    uint32_t rank = 0;
-    uint32_t lane = 0;
-    ConsumerState state = ConsumerState::kAttached;
-    uint32_t seat = 0;  // when kAttached
-    bool died = false;  // when kGone
-    std::deque<Entry> backlog;
-    uint32_t known_phase = 0;  // it knows the ranks of phases up to this
-    uint32_t skipped = 0;      // since the end of the backlog, not reported yet
-    uint64_t skipped_all = 0;
-    uint64_t taken_before = 0;  // from former broker instances
-    uint64_t position = 0;      // end of the batches it was given
-    std::shared_ptr<const CursorPage> former;
-    // broadcast: it has everything before `from` except the steps in `redo`;
-    // the value is whether the step is marked redelivered.
-    uint64_t from = 0;
-    std::map<uint64_t, bool> redo;
-    // broadcast, full_epoch: the position at which it joined.
-    std::optional<uint64_t> epochs_from;
-    std::optional<uint32_t> node;  // see Joining
-    std::string node_from;
-  };
+  using Entry = Account::Entry;
 
-  bool split() const { return mode_ == DeliveryMode::kSplit; }
-  bool broadcast() const { return mode_ == DeliveryMode::kBroadcast; }
-  Feed& FeedOf(const Consumer& consumer) { return *feeds_[consumer.seat]; }
-  Consumer* Find(uint32_t rank);
-  Consumer* AtSeat(uint32_t seat);
-  const Consumer* OfLane(uint32_t lane) const;
-  bool Active(uint32_t lane) const;
+  // Steps are divided over lanes, of one member each.
+  bool divided() const { return !shared_; }
+  Feed& FeedOf(const Consumer& consumer) const {
+    return consumers_.FeedOf(consumer);
+  }
+  Lane& LaneOf(const Consumer& consumer) { return lanes_[consumer.lane]; }
+  const Lane& LaneOf(const Consumer& consumer) const {
+    return lanes_[consumer.lane];
+  }
+  // Some member is given batches.
+  bool Active(const Lane& lane) const;
   // Which copy of a slot is on this node; `otherwise` if unknown or none.
   uint32_t CopyOn(std::optional<uint32_t> node, uint32_t otherwise) const;
   uint32_t CopyFor(const Consumer& consumer) const {
     return CopyOn(consumer.node, consumer.seat % shape_.copies);
   }
-  // split: a lane nobody has had, preferably on this node, then the rank's own.
+  // A lane with a place, preferably on this node, then the rank's own.
   std::optional<uint32_t> FreeLane(uint32_t rank,
                                    std::optional<uint32_t> node) const;
-  uint32_t TakeLane(uint32_t rank, std::optional<uint32_t> node);
-  // The step a lane opens next, possibly of the next phase.
-  struct Next {
-    Plan::RankBatch rows;
-    uint32_t phase = 0;
-    bool is_redo = false;
-  };
-  std::optional<Next> NextStep(uint32_t lane);
+  // Requires that there is one.
+  Consumer* AddToLane(uint32_t rank, std::optional<uint32_t> node);
   uint32_t NodeOf(uint32_t slot) const;  // key of its batches in claimable_
-  bool Available(const Plan::RankBatch& rows) const {
-    return rows.position + rows.global_rows <= available_;
+  bool Exhausted(const Consumer& consumer) const {
+    return LaneOf(consumer).Exhausted(phases_);
   }
-  bool Exhausted(const Lane& lane) const;
-  uint32_t RankIndexOf(const Phase& phase, uint32_t rank) const;
-  Slot* NextReady(uint32_t lane);
+  void BeDue(uint32_t lane);
   void Free(Slot* slot);
   void Abandon(Slot* slot);
   // For changes that concern more than one lane or consumer.
   void OpenAll();
   void TouchAll();
-  // Steps of the last phase that were opened last and have not left the lane.
-  uint64_t StepsNotGiven(const Lane& lane) const;
-  void Release(uint32_t slot);
   // Sets the lane to where a rank that knows of phase is, after all owed steps.
   // True: some owed steps may be left to it.
   bool PlaceLane(Lane* lane, uint64_t position, uint32_t phase);
@@ -543,56 +432,70 @@ class Delivery {
   // A consumer that attaches knows the ranks of its first phase: exactly the
   // first batch of each later phase is marked kRanksChanged.
   void MarkPhases(const Consumer& consumer);
-  void RecordOpened(const Plan::RankBatch& rows);
-  void RedoStep(Lane* lane, uint64_t step, bool redelivered);
+  void RecordOpened(const Lane& lane, const Plan::RankBatch& rows);
+  // It is to get this step, of an untrusted StepId.
+  void Lack(const Consumer& consumer, uint64_t id, bool redelivered);
+  // It is to get the steps owed at the beginning of its phase.
+  void LackOwed(const Consumer& consumer, const std::set<uint64_t>& done);
+  void ForgetPastEnd();
   // Sets a reconnected consumer to the position it reports.
   void PlaceReconnected(Consumer* consumer, const Joining& joining);
-  // broadcast: batches the others have had and it has not.
-  uint64_t MissedSince(uint64_t position) const;
+  // Batches the other members have had and it has not.
+  uint64_t MissedSince(const Lane& lane, uint64_t position) const;
   // Renumbers epochs and steps for a consumer that counts its own.
   void CountEpochs(uint64_t from, Cell* cell) const;
   std::vector<RowRange> OwedLeft(const Consumer& consumer,
                                  uint32_t phase) const;
   void RestoreConsumer(const FormerConsumer& former);
-  uint64_t IdOf(const Slot& slot) const;
-  // broadcast: nullopt: the consumer is not to get the batch; else whether it
-  // gets it marked redelivered.
-  std::optional<bool> Wants(const Consumer& consumer, const Slot& slot) const;
   bool NothingLeftFor(const Consumer& consumer) const;
-  std::vector<uint32_t> LanesNeeded() const;            // split
-  bool AllPassedOwed(uint32_t phase) const;             // split
-  std::vector<uint64_t> HeldOfFormerInstances() const;  // StepIds, untrusted
-  void ReleaseLease(const Consumer* consumer, const Feed::Batch& lease);
+  // Lanes whose members, of now or later, have more to do. If a rank is gone
+  // for good, whenever it left, its remaining batches are owed to the others.
+  std::vector<const Lane*> LanesNeeded() const;
+  // exact: the rows that somebody is yet to release. Otherwise all from the
+  // first step on that somebody is yet to release: where steps are divided, the
+  // number of ranks may change, so the rows that other ranks released cannot be
+  // kept apart.
+  PlanStart Unreleased(bool exact) const;
+  // One holder less.
+  void LetGo(uint32_t slot);
+  // The consumer has finished with its batch.
+  void Release(const Consumer& consumer, const Feed::Batch& batch);
   void RecordCompleted(uint64_t position);
   void Unquarantine(uint32_t slot);
   void FreeIfUnheld(Slot* slot);
   void Give(Consumer* consumer, const Entry& entry);
+  // Publishes its account's backlog while there are free leases.
   void Flush(Consumer* consumer);
   // Sees releases of the process at this seat. True: there were some.
   bool Reclaim(uint32_t seat);
+  bool ReclaimFrom(Feed* feed, const Consumer* consumer);
   void ReclaimFormer(Consumer* consumer);
   void TakeFormerBack(Consumer* consumer, bool orderly);
-  void TakePageBack(Consumer* consumer, const CursorPage& page, bool orderly);
-  void DeliverSplit(Consumer* consumer);
-  void DeliverDynamic();
-  void DeliverBroadcast();
-  // dynamic: can get a batch; otherwise a wake is asked for.
+  void TakePageBack(const Consumer& consumer, const CursorPage& page,
+                    bool orderly);
+  // ---- delivery_policy.cc: hands out what is ready in a lane
+  void DeliverToOne(Lane* lane);
+  void DeliverToAll(Lane* lane);
+  // to one: can get a batch; otherwise a wake is asked for.
   bool IsHungry(const Consumer& consumer);
-  Consumer* NextHungry();
-  // broadcast: whether it is less than a window behind.
+  Consumer* NextHungry(Lane* lane);
+  // to all: whether it is less than a window behind.
   bool HasRoom(const Consumer& consumer);
-  void NoteRoom(Consumer* consumer);
-  bool IsAsleep(const Consumer& consumer);
-  bool OneSleeps();
-  bool IsHeldUp(const Slot& slot);
+  void NoteRoom(Lane* lane, Consumer* consumer);
+  bool IsAsleep(const Consumer& consumer) const;
+  bool OneSleeps(Lane* lane);
+  bool IsHeldUp(Lane* lane, const Slot& slot);
+  std::optional<bool> Wants(const Consumer& consumer, const Slot& slot) const;
   // Gives the slot out; false: it must wait.
-  bool GiveToAll(Slot* slot);
-  void ForgoTakes(const std::set<uint32_t>& ranks,
-                  const std::set<uint32_t>& unknown);
+  bool GiveToAll(Lane* lane, Slot* slot);
+  void LeaveBehind(Consumer* consumer, const Slot& slot);
+  // Stops wakes for takes from a rank that no batch waits for.
+  void ForgoTakes(const Consumer& consumer);
   // Tells a rank the end of the data.
   void FinishIfOver(Consumer* consumer);
-  void FinishDynamic();
+  void FinishToOne(Lane* lane);
   bool IsAtWork(const Consumer& consumer);
+  // ---- delivery_membership.cc
   Status Gone(uint32_t seat, bool orderly);
   // The consumer's process is gone; entries: the batches it had.
   Status Vacate(Consumer* consumer, std::vector<Entry> entries, bool orderly);
@@ -603,43 +506,36 @@ class Delivery {
   // boundary among themselves.
   std::vector<RowRange> OwedBy(const Consumer& gone, uint64_t boundary) const;
   void RemoveConsumer(Consumer* gone);
-  static bool IsBeingMade(const Slot& slot);
   Status EvictSeat(Consumer* consumer, Closed why, const std::string& reason,
                    bool keep_batches);
   void Drop(Consumer* consumer);
   uint64_t NextStepOf(const Consumer& consumer) const;
-  void GoBackTo(uint64_t step);
   Cell CellOf(const Consumer& consumer, const Entry& entry);
   uint64_t NextPosition(const Consumer& consumer) const;
-  uint64_t LanePosition(const Lane& lane) const;
 
   const Shape shape_;
-  const DeliveryMode mode_;
+  // Lanes have as many members as come, and whole steps.
+  const bool shared_;
   const std::vector<Ring*> rings_;
   DeliveryRecord* const record_;
   std::vector<uint32_t> bank_nodes_;
-  std::vector<Phase> phases_;
+  Phases phases_;
   std::vector<Slot> slots_;
   std::vector<Lane> lanes_;
-  std::vector<std::unique_ptr<Feed>> feeds_;  // by seat
-  std::map<uint32_t, Consumer> consumers_;    // by rank
-  std::vector<uint32_t> rank_at_;             // by seat: the last to take it
-  std::deque<Entry> pool_;                    // dynamic: ready for any rank
-  uint32_t last_given_ = 0;  // dynamic: rank given the last batch
+  Consumers consumers_;
   uint64_t redelivered_ = 0;
   // D5 and D6. Seats:
   std::set<uint32_t> heard_;
   std::set<uint32_t> deaf_;
   // Ranks, some of which may be gone by now:
   std::set<uint32_t> touched_;
-  std::set<uint32_t> hungry_;
-  std::set<uint32_t> unsure_;
-  std::set<uint32_t> without_;
-  std::set<uint32_t> asleep_;   // broadcast, at their last check
   std::set<uint32_t> formers_;  // with an unreleased Consumer::former
-  uint32_t at_work_ = 0;  // dynamic, at the end: the rank that all wait for
   // Lanes.
   std::set<uint32_t> openable_;
+  std::vector<uint32_t> due_;  // each once (Lane::due)
+  std::vector<uint32_t> now_;  // those of the Advance that runs
+  // GiveToAll: who gets the batch, and whether marked redelivered.
+  std::vector<std::pair<Consumer*, bool>> takers_;
   // By step and slot, oldest first; per NUMA node (0 if there is one node).
   using Oldest = std::pair<uint64_t, uint32_t>;
   std::map<uint32_t,
@@ -656,9 +552,6 @@ class Delivery {
   Recovery recovery_ = Recovery::kNone;
   // Pages of ranks that reconnected and died during recovery.
   std::vector<std::pair<uint32_t, std::shared_ptr<const CursorPage>>> orphans_;
-  bool started_ = false;  // broadcast
-  // broadcast: the first step that none of the consumers gone has had.
-  uint64_t foremost_ = 0;
   uint64_t opened_recorded_ = 0;
   // broadcast: end of what consumers had of former broker instances. Untrusted.
   uint64_t had_before_ = 0;

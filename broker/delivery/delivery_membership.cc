@@ -7,57 +7,49 @@
 namespace penstock {
 
 void Delivery::Drop(Consumer* consumer) {
-  foremost_ = std::max(foremost_, NextStepOf(*consumer));
-  for (const Entry& entry : consumer->backlog) Release(entry.slot);
-  touched_.insert(consumer->rank);
-  consumers_.erase(consumer->rank);
-  if (consumers_.empty()) GoBackTo(foremost_);
+  Lane& lane = LaneOf(*consumer);
+  lane.foremost = std::max(lane.foremost, NextStepOf(*consumer));
+  for (const Entry& entry : consumer->account->backlog) LetGo(entry.slot);
+  BeDue(consumer->lane);
+  lane.Remove(*consumer);
+  consumers_.Remove(consumer->rank);
+  if (!lane.members().empty()) return;
+  // What none of them had is made again for those who come next.
+  for (Slot* slot : lane.in_turn()) Abandon(slot);
+  lane.GoBackTo(lane.foremost);
+  openable_.insert(static_cast<uint32_t>(&lane - lanes_.data()));
 }
 
 // broadcast: the first step in order that the consumer has not had.
 uint64_t Delivery::NextStepOf(const Consumer& consumer) const {
-  const auto step_of = [this](uint32_t number) {
-    const Slot& slot = slots_[number];
+  const auto step_of = [this](const Slot& slot) {
     return slot.is_redo ? std::nullopt
                         : plan().StepFrom(slot.batch.rows.position);
   };
-  for (const Entry& entry : consumer.backlog) {
-    const auto step = step_of(entry.slot);
+  for (const Entry& entry : consumer.account->backlog) {
+    const auto step = step_of(slots_[entry.slot]);
     if (step && !entry.redelivered) return *step;
   }
-  const Lane& lane = lanes_[consumer.lane];
-  for (const uint32_t number : lane.in_turn) {
-    if (const auto step = step_of(number)) return *step;
+  const Lane& lane = LaneOf(consumer);
+  for (const Slot* slot : lane.in_turn()) {
+    if (const auto step = step_of(*slot)) return *step;
   }
-  return lane.next_step;
-}
-
-// broadcast, nobody is left: steps that none of them had are redone for those
-// who come next.
-void Delivery::GoBackTo(uint64_t step) {
-  Lane& lane = lanes_[0];
-  for (const uint32_t number : lane.in_turn) Abandon(&slots_[number]);
-  lane.in_turn.clear();
-  lane.redo.clear();
-  lane.next_step = std::min(lane.next_step, step);
-  openable_.insert(0);
+  return lane.next().step;
 }
 
 Status Delivery::Gone(uint32_t seat, bool orderly) {
-  const std::unique_ptr<Feed> feed = std::move(feeds_[seat]);
+  Consumer* const consumer = consumers_.AtSeat(seat);
+  const std::unique_ptr<Feed> feed = consumers_.TakeFeed(seat);
   if (feed == nullptr) return OkStatus();
   deaf_.erase(seat);
-  Consumer* consumer = AtSeat(seat);
-  std::vector<Feed::Batch> released;
-  feed->Reclaim(&released);
-  for (const Feed::Batch& each : released) ReleaseLease(consumer, each);
+  ReclaimFrom(feed.get(), consumer);
   KillPoint("gone.reclaimed");
   std::vector<Entry> entries;
   for (const Feed::Batch& each : feed->TakeAllBack()) {
     if (consumer == nullptr) {
       Unquarantine(each.slot);
     } else if (each.taken && orderly) {
-      Release(each.slot);
+      Release(*consumer, each);
     } else {
       entries.push_back(
           {each.slot, each.taken || each.redelivered, each.skipped});
@@ -69,10 +61,7 @@ Status Delivery::Gone(uint32_t seat, bool orderly) {
   consumer->state = ConsumerState::kGone;
   consumer->died = !orderly;
   TakeFormerBack(consumer, orderly);
-  if (!lanes_[consumer->lane].redo.empty()) {
-    return Vacate(consumer, std::move(entries), orderly);
-  }
-  if (feed->finished() && entries.empty() && consumer->backlog.empty()) {
+  if (feed->finished() && entries.empty() && consumer->account->empty()) {
     // One that died may not know that it had everything: a replacement is told,
     // or gets batches of others who died.
     if (orderly) consumer->state = ConsumerState::kFinished;
@@ -86,25 +75,18 @@ Status Delivery::Vacate(Consumer* consumer, std::vector<Entry> entries,
   consumer->state = ConsumerState::kGone;
   const OnRankDeath policy = shape_.options.on_rank_death;
   if (closed_) {
-    for (const Entry& entry : entries) Release(entry.slot);
+    for (const Entry& entry : entries) LetGo(entry.slot);
     return OkStatus();
   }
-  if (mode_ == DeliveryMode::kDynamic) {
-    pool_.insert(pool_.begin(), entries.begin(), entries.end());
-  } else {
-    consumer->backlog.insert(consumer->backlog.begin(), entries.begin(),
-                             entries.end());
-  }
+  std::deque<Entry>& backlog = consumer->account->backlog;
+  backlog.insert(backlog.begin(), entries.begin(), entries.end());
   if (policy == OnRankDeath::kFail && !orderly) {
     return AbortedError("rank {} died (on_rank_death: fail)", consumer->rank);
   }
-  if (mode_ == DeliveryMode::kBroadcast &&
-      (orderly || policy == OnRankDeath::kShrink)) {
+  const bool shrinks = policy == OnRankDeath::kShrink;
+  if (LaneOf(*consumer).in_step() && (orderly || shrinks)) {
     Drop(consumer);
-    return OkStatus();
-  }
-  if (split() && policy == OnRankDeath::kShrink &&
-      recovery_ != Recovery::kPositions) {
+  } else if (divided() && shrinks && recovery_ != Recovery::kPositions) {
     return Shrink(consumer);
   }
   return OkStatus();
@@ -117,9 +99,7 @@ Status Delivery::EvictSeat(Consumer* consumer, Closed why,
   feed.Close(why, reason);
   KillPoint("evict.closed");
   // Counts everything it has released so far.
-  std::vector<Feed::Batch> released;
-  feed.Reclaim(&released);
-  for (const Feed::Batch& each : released) ReleaseLease(consumer, each);
+  ReclaimFrom(&feed, consumer);
   std::vector<Entry> entries;
   for (const Feed::Batch& each : feed.Recall()) {
     // The process may still read batches it took.
@@ -130,8 +110,8 @@ Status Delivery::EvictSeat(Consumer* consumer, Closed why,
   }
   consumer->state = ConsumerState::kGone;
   if (!keep_batches) {
-    consumer->backlog.insert(consumer->backlog.begin(), entries.begin(),
-                             entries.end());
+    std::deque<Entry>& backlog = consumer->account->backlog;
+    backlog.insert(backlog.begin(), entries.begin(), entries.end());
     Drop(consumer);
     return OkStatus();
   }
@@ -140,17 +120,15 @@ Status Delivery::EvictSeat(Consumer* consumer, Closed why,
 }
 
 Status Delivery::Evict(uint32_t rank, const std::string& reason) {
-  const auto found = consumers_.find(rank);
-  if (found == consumers_.end()) {
-    return NotFoundError("there is no rank {}", rank);
-  }
-  if (found->second.state != ConsumerState::kAttached) {
+  Consumer* const consumer = consumers_.Find(rank);
+  if (consumer == nullptr) return NotFoundError("there is no rank {}", rank);
+  if (!consumer->attached()) {
     return NotFoundError("rank {} {}", rank,
-                         found->second.state == ConsumerState::kGone
+                         consumer->gone()
                              ? "is already gone: its batches were handed on"
                              : "has taken all of its data and left");
   }
-  return EvictSeat(&found->second, Closed::kRecalled, reason, true);
+  return EvictSeat(consumer, Closed::kRecalled, reason, true);
 }
 
 bool Delivery::AnyOtherFinished(const Consumer& gone) const {
@@ -161,7 +139,7 @@ bool Delivery::AnyOtherFinished(const Consumer& gone) const {
           case ConsumerState::kFinished:
             return true;
           case ConsumerState::kAttached:
-            return feeds_[consumer.seat]->finished();
+            return FeedOf(consumer).finished();
           case ConsumerState::kGone:
             // It may have been told the end without anybody seeing it leave.
             return &consumer != &gone && NothingLeftFor(consumer);
@@ -170,13 +148,10 @@ bool Delivery::AnyOtherFinished(const Consumer& gone) const {
       });
 }
 
-bool Delivery::IsBeingMade(const Slot& slot) {
-  return slot.state == SlotState::kFilling || slot.state == SlotState::kReady;
-}
-
 std::vector<RowRange> Delivery::OwedBy(const Consumer& gone,
                                        uint64_t boundary) const {
-  const Plan& plan = phases_.back().plan;
+  const Plan& plan = this->plan();
+  const Account& account = *gone.account;
   std::vector<RowRange> owed;
   for (uint64_t step = boundary; step < plan.start().owed.size(); ++step) {
     owed.push_back(plan.start().owed[step]);
@@ -186,49 +161,37 @@ std::vector<RowRange> Delivery::OwedBy(const Consumer& gone,
     owed.push_back({rows.epoch * plan.rows_per_epoch() + rows.first_row,
                     rows.rows, redelivered || rows.redelivered});
   };
-  for (const Entry& entry : gone.backlog) {
+  for (const Entry& entry : account.backlog) {
     owe(slots_[entry.slot].batch.rows, entry.redelivered);
   }
-  const Lane& lane = lanes_[gone.lane];
-  for (uint32_t i = 0; i < shape_.slots_per_lane; ++i) {
-    const Slot& slot = slots_[lane.first_slot + i];
-    if (IsBeingMade(slot)) {
-      owe(slot.batch.rows, false);
-    }
+  const Lane& lane = LaneOf(gone);
+  for (const Slot* slot : lane.in_turn()) {
+    owe(slot->batch.rows, account.Wants(*slot).value_or(false));
   }
-  for (const Redo& redo : lane.redo) {
-    const Phase& phase = phases_[PhaseOfStep(redo.step)];
-    const auto step = phase.plan.StepFrom(PositionOfStep(redo.step));
-    owe(phase.plan.RankBatchOf(*step, RankIndexOf(phase, gone.rank)),
-        redo.redelivered);
+  for (const uint64_t id : lane.again()) {
+    owe(phases_.RankBatchOf(*phases_.StepOf(id), gone.rank),
+        account.lacks.at(id));
   }
-  uint64_t step = lane.next_step;
-  for (uint32_t number = lane.phase; number < phases_.size(); ++number) {
-    const Phase& phase = phases_[number];
-    const uint64_t end =
-        number + 1 == phases_.size() ? boundary : phase.end_step.value_or(0);
-    for (; step < end; ++step) {
-      owe(phase.plan.RankBatchOf(step, RankIndexOf(phase, gone.rank)), false);
+  for (PhaseStep step = lane.next(); step.phase < phases_.size();
+       step = {step.phase + 1, 0}) {
+    const uint64_t end = phases_.IsLast(step.phase)
+                             ? boundary
+                             : phases_[step.phase].end_step.value_or(0);
+    for (; step.step < end; ++step.step) {
+      owe(phases_.RankBatchOf(step, gone.rank), false);
     }
-    step = 0;
   }
   return owed;
 }
 
 void Delivery::RemoveConsumer(Consumer* gone) {
-  Lane& lane = lanes_[gone->lane];
-  for (uint32_t i = 0; i < shape_.slots_per_lane; ++i) {
-    Slot& slot = slots_[lane.first_slot + i];
-    if (IsBeingMade(slot)) Abandon(&slot);
-  }
-  for (const Entry& entry : gone->backlog) {
-    Slot& slot = slots_[entry.slot];
-    --slot.holders;  // not completed: it is owed
-    FreeIfUnheld(&slot);
-  }
-  lane.redo.clear();
-  lane.in_turn.clear();
-  consumers_.erase(gone->rank);
+  Lane& lane = LaneOf(*gone);
+  for (Slot* slot : lane.in_turn()) Abandon(slot);
+  lane.GoBackTo(lane.next().step);
+  // Not completed: they are owed.
+  for (const Entry& entry : gone->account->backlog) LetGo(entry.slot);
+  lane.Remove(*gone);
+  consumers_.Remove(gone->rank);
 }
 
 // The other ranks divide the global batch from the first step that nobody
@@ -236,8 +199,8 @@ void Delivery::RemoveConsumer(Consumer* gone) {
 // of their own, also divided over the others, so that all take the same number
 // of steps.
 Status Delivery::Shrink(Consumer* gone) {
-  const Plan& plan = phases_.back().plan;
-  std::vector<uint32_t> ranks = phases_.back().ranks;
+  const Plan& plan = this->plan();
+  std::vector<uint32_t> ranks = phases_.last().ranks;
   std::erase(ranks, gone->rank);
   // Its batches wait for a replacement: no rank, or not every rank, can take
   // them.
@@ -245,8 +208,8 @@ Status Delivery::Shrink(Consumer* gone) {
 
   uint64_t boundary = 0;
   for (const Lane& lane : lanes_) {
-    if (lane.phase + 1 == phases_.size()) {
-      boundary = std::max(boundary, lane.next_step);
+    if (phases_.IsLast(lane.next().phase)) {
+      boundary = std::max(boundary, lane.next().step);
     }
   }
   PlanStart start;
@@ -262,20 +225,18 @@ Status Delivery::Shrink(Consumer* gone) {
         "rows; a job has memory to shrink to half of its ranks",
         gone->rank, ranks.size(), next->max_batch_rows(0));
   }
-  phases_.back().end_step = boundary;
   RemoveConsumer(gone);
   if (record_ != nullptr) {
     record_->PhaseBegun({ranks, boundary, next->start()});
     KillPoint("shrink.recorded");
   }
-  phases_.push_back({*std::move(next), ranks, {}});
-  const Phase& now = phases_.back();
+  phases_.Begin(boundary, *std::move(next), ranks);
+  const uint32_t number = phases_.size() - 1;
   for (const auto& [rank, consumer] : consumers_) {
-    if (consumer.state != ConsumerState::kAttached) continue;
+    if (!consumer.attached()) continue;
     ranks_changed_.push_back(
-        {consumer.seat, static_cast<uint32_t>(phases_.size() - 1),
-         RankIndexOf(now, rank), static_cast<uint32_t>(ranks.size()),
-         now.plan.start()});
+        {consumer.seat, number, phases_.RankIndexOf(number, rank),
+         static_cast<uint32_t>(ranks.size()), this->plan().start()});
   }
   OpenAll();
   TouchAll();

@@ -41,72 +41,36 @@ uint64_t FormerPosition(const CursorPage& page, const Plan& plan) {
   return position;
 }
 
-uint64_t Delivery::IdOf(const Slot& slot) const {
-  return StepId(slot.batch.rows.position, slot.phase);
+void Delivery::Lack(const Consumer& consumer, uint64_t id, bool redelivered) {
+  LaneOf(consumer).Lack(phases_, consumer.account.get(), id, redelivered);
+  openable_.insert(consumer.lane);
 }
 
-// Ignores impossible steps: the source of id is not trusted.
-void Delivery::RedoStep(Lane* lane, uint64_t id, bool redelivered) {
-  const uint32_t number = PhaseOfStep(id);
-  if (number > lane->phase) return;
-  const Phase& phase = phases_[number];
-  const std::optional<uint64_t> step = phase.plan.StepFrom(PositionOfStep(id));
-  if (!step || *step >= phase.end_step.value_or(UINT64_MAX) ||
-      // It will be made in any case.
-      (number == lane->phase && *step >= lane->next_step)) {
-    return;
-  }
-  // The same step may be reported twice: by the page of a former broker
-  // instance, and by the process itself when it reconnected before it died.
-  const auto is_it = [id](const Redo& each) { return each.step == id; };
-  const auto has_it = [&](const Slot& slot) {
-    return &lanes_[slot.lane] == lane && slot.state != SlotState::kFree &&
-           !slot.batch.abandoned && IdOf(slot) == id &&
-           (slot.state != SlotState::kOut ||
-            (slot.holders > 0 && mode_ != DeliveryMode::kBroadcast));
-  };
-  if (std::any_of(lane->redo.begin(), lane->redo.end(), is_it) ||
-      std::any_of(slots_.begin(), slots_.end(), has_it)) {
-    return;
-  }
-  lane->redo.push_back({id, redelivered});
-  openable_.insert(static_cast<uint32_t>(lane - lanes_.data()));
-}
-
-Status Delivery::RestorePhase(const FormerPhase& former) {
-  PENSTOCK_ASSIGN_OR_RETURN(
-      Plan next, phases_.back().plan.From(
-                     former.start, static_cast<uint32_t>(former.ranks.size())));
-  phases_.back().end_step = former.boundary;
-  phases_.push_back({std::move(next), former.ranks, {}});
-  return OkStatus();
+Status Delivery::RestorePhase(const FormerPhase& phase) {
+  return phases_.Begin(phase);
 }
 
 void Delivery::PlaceAtEnd() {
   for (Lane& lane : lanes_) {
-    lane.next_step = phases_[0].plan.total_steps().value_or(0);
+    lane.Place({0, plan().total_steps().value_or(0)});
   }
   Drain();
 }
 
 void Delivery::RestoreRank(const FormerConsumer& former) {
-  if (!split() || Knows(former.rank) || !FreeLane(former.rank, {}) ||
+  if (!divided() || Knows(former.rank) || !FreeLane(former.rank, {}) ||
       GoesOnWithout(former.rank)) {
     return;
   }
-  Consumer& consumer = consumers_[former.rank];
-  consumer.rank = former.rank;
-  consumer.lane = TakeLane(former.rank, {});
-  Lane& lane = lanes_[consumer.lane];
-  const bool owed = PlaceLane(&lane, former.position, former.phase);
-  for (const uint64_t step : former.redo) RedoStep(&lane, step, true);
-  if (owed) {
-    for (const RowRange& range : phases_[lane.phase].plan.start().owed) {
-      const uint64_t step = StepId(range.position, lane.phase);
-      if (former.done.count(step) > 0) continue;
-      RedoStep(&lane, step, range.redelivered);
-    }
-  }
+  Consumer& consumer = *AddToLane(former.rank, {});
+  Lane& lane = LaneOf(consumer);
+  // It had a batch of that phase. Its position may say less: a batch owed in
+  // the phase that was cut off may end where the phase begins (FormerPosition).
+  const uint32_t phase = std::min(former.phase, phases_.size() - 1);
+  const uint64_t begin = phase == 0 ? 0 : phases_[phase].plan.start().position;
+  const bool owed = PlaceLane(&lane, std::max(former.position, begin), phase);
+  for (const uint64_t step : former.redo) Lack(consumer, step, true);
+  if (owed) LackOwed(consumer, former.done);
   consumer.died = !former.left;
   consumer.state = former.left && NothingLeftFor(consumer)
                        ? ConsumerState::kFinished
@@ -115,98 +79,81 @@ void Delivery::RestoreRank(const FormerConsumer& former) {
 
 // broadcast. The rank may have reconnected, or have a replacement, already.
 void Delivery::RestoreConsumer(const FormerConsumer& former) {
-  had_before_ = std::max(had_before_, former.position);
-  const bool known = Knows(former.rank);
-  if (!known && consumers_.size() >= shape_.consumers_max) return;
-  Consumer& consumer = consumers_[former.rank];
-  if (!known) {
-    consumer.rank = former.rank;
-    consumer.state = ConsumerState::kGone;
-    consumer.died = true;
+  const uint64_t position = Phases::Bounded(former.position);
+  had_before_ = std::max(had_before_, position);
+  Consumer* consumer = consumers_.Find(former.rank);
+  if (consumer == nullptr) {
+    if (consumers_.size() >= shape_.consumers_max) return;
+    consumer = AddToLane(former.rank, {});
+    consumer->died = true;
   }
-  consumer.from = std::max(consumer.from, former.position);
-  for (const uint64_t step : former.redo) consumer.redo[step] = true;
-  if (former.position > plan().start().position) return;
-  for (const RowRange& range : plan().start().owed) {
-    const uint64_t step = StepId(range.position, 0);
-    if (former.done.count(step) == 0) {
-      consumer.redo.emplace(step, range.redelivered);
-    }
+  uint64_t& from = consumer->account->from;
+  from = std::max(from, position);
+  for (const uint64_t step : former.redo) Lack(*consumer, step, true);
+  if (position <= plan().start().position) {
+    LackOwed(*consumer, former.done);
   }
 }
 
 bool Delivery::PlaceLane(Lane* lane, uint64_t position, uint32_t phase) {
-  // A rank exactly where a phase begins may still be in the previous one, or
-  // may have taken some of the owed steps; it says which. NextStep goes on to
-  // the next phase.
-  const auto begin = [this](uint32_t number) {
-    return phases_[number].plan.start().position;
-  };
-  const auto last = static_cast<uint32_t>(phases_.size()) - 1;
-  lane->phase = std::min(phase, last);
-  while (lane->phase > 0 && position < begin(lane->phase)) --lane->phase;
-  while (lane->phase < last && position > begin(lane->phase + 1)) ++lane->phase;
-  const Plan& plan = phases_[lane->phase].plan;
-  lane->next_step = plan.StepAt(position);
-  // Never past the end: the position is not trusted.
-  if (plan.total_steps()) {
-    lane->next_step = std::min(lane->next_step, *plan.total_steps());
+  lane->Place(phases_.Place(position, phase));
+  return position <= phases_[lane->next().phase].plan.start().position;
+}
+
+void Delivery::LackOwed(const Consumer& consumer,
+                        const std::set<uint64_t>& done) {
+  const uint32_t phase = LaneOf(consumer).next().phase;
+  for (const RowRange& range : phases_[phase].plan.start().owed) {
+    const uint64_t id = StepId(range.position, phase);
+    if (done.count(id) == 0) Lack(consumer, id, range.redelivered);
   }
-  return position <= plan.start().position;
 }
 
 void Delivery::PlaceReconnected(Consumer* consumer, const Joining& joining) {
-  const auto lacks = [&joining](const RowRange& range) {
-    return std::find(joining.owed.begin(), joining.owed.end(),
-                     range.position) != joining.owed.end();
-  };
-  if (broadcast()) {
-    consumer->from = *joining.position;
-    had_before_ = std::max(had_before_, *joining.position);
-    consumer->skipped_all = MissedSince(*joining.position);
+  Lane& lane = LaneOf(*consumer);
+  const uint64_t position = Phases::Bounded(*joining.position);
+  if (lane.to_one()) return;
+  if (lane.shared()) {
+    consumer->account->from = position;
+    had_before_ = std::max(had_before_, position);
+    consumer->skipped_all = MissedSince(lane, position);
     consumer->skipped = static_cast<uint32_t>(consumer->skipped_all);
-    for (const RowRange& range : plan().start().owed) {
-      if (!lacks(range)) continue;
-      consumer->redo.emplace(StepId(range.position, 0), range.redelivered);
+  } else if (!PlaceLane(&lane, position, joining.phase)) {
+    return;
+  }
+  const uint32_t phase = lane.next().phase;
+  std::set<uint64_t> done;
+  for (const RowRange& range : phases_[phase].plan.start().owed) {
+    if (std::find(joining.owed.begin(), joining.owed.end(), range.position) ==
+        joining.owed.end()) {
+      done.insert(StepId(range.position, phase));
     }
   }
-  if (!split()) return;
-  Lane& lane = lanes_[consumer->lane];
-  if (!PlaceLane(&lane, *joining.position, joining.phase)) return;
-  for (const RowRange& range : phases_[lane.phase].plan.start().owed) {
-    if (!lacks(range)) continue;
-    RedoStep(&lane, StepId(range.position, lane.phase), range.redelivered);
-  }
+  LackOwed(*consumer, done);
 }
 
-uint64_t Delivery::MissedSince(uint64_t position) const {
+uint64_t Delivery::MissedSince(const Lane& lane, uint64_t position) const {
   // During recovery the others wait for it.
   if (gathering()) return 0;
-  const uint64_t now = plan().StepAt(LanePosition(lanes_[0]));
+  const uint64_t now = plan().StepAt(lane.Position(phases_));
   return now - std::min(now, plan().StepAt(position));
 }
 
 std::vector<RowRange> Delivery::OwedLeft(const Consumer& consumer,
                                          uint32_t phase) const {
-  const Lane& lane = lanes_[consumer.lane];
-  const std::vector<RowRange>& owed = phases_[phase].plan.start().owed;
+  const Lane& lane = LaneOf(consumer);
+  const Account& account = *consumer.account;
   std::vector<RowRange> left;
-  for (uint64_t step = 0; step < owed.size(); ++step) {
+  const std::vector<RowRange>& owed = phases_[phase].plan.start().owed;
+  for (uint32_t step = 0; step < owed.size(); ++step) {
     const uint64_t id = StepId(owed[step].position, phase);
-    const auto is_on_its_way = [&](const Slot& slot) {
-      return &lanes_[slot.lane] == &lane && IdOf(slot) == id &&
-             (slot.state == SlotState::kFilling ||
-              slot.state == SlotState::kReady);
-    };
+    const auto is_it = [id](const Slot* slot) { return slot->id() == id; };
     const auto is_had = [&](const Entry& entry) {
-      return IdOf(slots_[entry.slot]) == id;
+      return slots_[entry.slot].id() == id;
     };
-    if ((phase == lane.phase && step >= lane.next_step) ||
-        consumer.redo.count(id) > 0 ||
-        std::any_of(lane.redo.begin(), lane.redo.end(),
-                    [id](const Redo& each) { return each.step == id; }) ||
-        std::any_of(slots_.begin(), slots_.end(), is_on_its_way) ||
-        std::any_of(consumer.backlog.begin(), consumer.backlog.end(), is_had)) {
+    if (lane.WillOpen({phase, step}) || account.lacks.count(id) > 0 ||
+        std::any_of(lane.in_turn().begin(), lane.in_turn().end(), is_it) ||
+        std::any_of(account.backlog.begin(), account.backlog.end(), is_had)) {
       left.push_back(owed[step]);
     }
   }
@@ -217,44 +164,51 @@ void Delivery::TakeOverSteps(const FormerSteps& former) {
   recovery_ = Recovery::kNone;
   OpenAll();
   TouchAll();
-  started_ = former.started;
-  Lane& lane = lanes_[0];
-  PlaceLane(&lane, former.position, 0);
+  for (Lane& lane : lanes_) {
+    lane.started = former.started;
+    PlaceLane(&lane, former.position, 0);
+    for (const RowRange& each : former.redo) {
+      lane.Lack(phases_, lane.common(), StepId(each.position, 0),
+                each.redelivered);
+    }
+  }
   // Recorded anew: the pages that told it may be forgotten.
   for (const uint64_t position : former.completed) RecordCompleted(position);
-  for (const RowRange& each : former.redo) {
-    RedoStep(&lane, StepId(each.position, 0), each.redelivered);
-  }
   for (const auto& [rank, page] : std::exchange(orphans_, {})) {
-    const auto found = consumers_.find(rank);
-    if (found != consumers_.end()) TakePageBack(&found->second, *page, false);
+    if (const Consumer* const consumer = consumers_.Find(rank)) {
+      TakePageBack(*consumer, *page, false);
+    }
   }
-  if (mode_ != DeliveryMode::kBroadcast) return;
   for (const FormerConsumer& each : former.consumers) RestoreConsumer(each);
   std::vector<Consumer*> too_late;
   for (auto& [rank, consumer] : consumers_) {
-    const uint64_t missed = MissedSince(consumer.from);
-    if (missed == 0) continue;
+    const Lane& lane = LaneOf(consumer);
+    const uint64_t missed = MissedSince(lane, consumer.account->from);
+    if (missed == 0 || lane.to_one()) continue;
     if (shape_.options.lag == Lag::kSkip) {
       consumer.skipped += static_cast<uint32_t>(missed);
       consumer.skipped_all += missed;
-    } else if (consumer.state == ConsumerState::kAttached) {
+    } else if (consumer.attached()) {
       too_late.push_back(&consumer);
     }
   }
   for (Consumer* consumer : too_late) {
+    const uint64_t missed =
+        MissedSince(LaneOf(*consumer), consumer->account->from);
     (void)EvictSeat(
         consumer, Closed::kFailed,
         Format("{} rank {} is {} behind the others after the "
                "broker restarted, and their rows are gone (lag: fail)",
                static_cast<int>(StatusCode::kAborted), consumer->rank,
-               Counted(MissedSince(consumer->from), "batch", "batches")),
+               Counted(missed, "batch", "batches")),
         false);
   }
-  for (const auto& [rank, consumer] : consumers_) {
-    // Steps the lane has yet to open anyway are ignored.
-    for (const auto& [step, marked] : consumer.redo) {
-      RedoStep(&lane, step, false);
+  // The lane had no place yet when its members said what they lack.
+  for (Lane& lane : lanes_) {
+    for (const Account* account : lane.Accounts()) {
+      for (const auto& [id, marked] : account->lacks) {
+        lane.MakeAgain(phases_, id);
+      }
     }
   }
 }
@@ -278,40 +232,35 @@ void Delivery::TakeFormerBack(Consumer* consumer, bool orderly) {
     orphans_.push_back({consumer->rank, std::move(former)});
     return;
   }
-  TakePageBack(consumer, *former, orderly);
+  TakePageBack(*consumer, *former, orderly);
 }
 
-void Delivery::TakePageBack(Consumer* consumer, const CursorPage& page,
+void Delivery::TakePageBack(const Consumer& consumer, const CursorPage& page,
                             bool orderly) {
   for (const FormerBatch& batch : FormerBatches(page)) {
     if (!batch.released && !orderly) {
-      // In broadcast the others had it: it is redone for this one alone.
-      if (mode_ == DeliveryMode::kBroadcast) consumer->redo[batch.step] = true;
-      RedoStep(&lanes_[consumer->lane], batch.step, !broadcast());
-    } else if (mode_ == DeliveryMode::kDynamic) {
+      Lack(consumer, batch.step, true);
+    } else if (LaneOf(consumer).to_one()) {
       RecordCompleted(PositionOfStep(batch.step));
     } else if (record_ != nullptr) {
       // The batch may have been its predecessor's, whose page says that it was
       // held and may outlive this one.
-      record_->HandedOver(consumer->rank, batch.step);
+      record_->HandedOver(consumer.rank, batch.step);
     }
   }
 }
 
 bool Delivery::OwesPredecessor(uint32_t rank) const {
-  for (const Slot& slot : slots_) {
-    if (slot.handed_over && slot.state != SlotState::kFree &&
-        (!split() || slot.for_rank == rank)) {
-      return true;
-    }
-  }
-  const auto consumer = consumers_.find(rank);
-  if (consumer != consumers_.end() && consumer->second.former != nullptr) {
-    return true;
-  }
-  const uint32_t lane =
-      split() && consumer != consumers_.end() ? consumer->second.lane : 0;
-  return !lanes_[lane].redo.empty();
+  const Consumer* const consumer = consumers_.Find(rank);
+  if (consumer != nullptr && consumer->former != nullptr) return true;
+  return std::any_of(lanes_.begin(), lanes_.end(), [&](const Lane& lane) {
+    if (consumer != nullptr && &lane != &LaneOf(*consumer)) return false;
+    return !lane.again().empty() ||
+           std::any_of(
+               lane.slots().begin(), lane.slots().end(), [](const Slot& slot) {
+                 return slot.handed_over && slot.state != SlotState::kFree;
+               });
+  });
 }
 
 Status Delivery::FinishRecovery(bool shrink) {
@@ -320,8 +269,7 @@ Status Delivery::FinishRecovery(bool shrink) {
   const OnRankDeath policy = shape_.options.on_rank_death;
   std::vector<uint32_t> dead;
   for (const auto& [rank, consumer] : consumers_) {
-    if (consumer.state == ConsumerState::kGone && consumer.died &&
-        !NothingLeftFor(consumer)) {
+    if (consumer.gone() && consumer.died && !NothingLeftFor(consumer)) {
       dead.push_back(rank);
     }
   }
@@ -330,21 +278,10 @@ Status Delivery::FinishRecovery(bool shrink) {
       return AbortedError("rank {} died (on_rank_death: fail)", rank);
     }
     if (policy == OnRankDeath::kShrink && shrink) {
-      PENSTOCK_RETURN_IF_ERROR(Shrink(&consumers_.at(rank)));
+      PENSTOCK_RETURN_IF_ERROR(Shrink(consumers_.Find(rank)));
     }
   }
   return OkStatus();
-}
-
-std::vector<uint64_t> Delivery::HeldOfFormerInstances() const {
-  std::vector<uint64_t> steps;
-  for (const auto& [rank, consumer] : consumers_) {
-    if (consumer.former == nullptr) continue;
-    for (const FormerBatch& batch : FormerBatches(*consumer.former)) {
-      if (!batch.released) steps.push_back(batch.step);
-    }
-  }
-  return steps;
 }
 
 }  // namespace penstock

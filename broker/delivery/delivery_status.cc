@@ -6,85 +6,74 @@
 namespace penstock {
 
 std::optional<uint32_t> Delivery::RankAt(uint32_t seat) {
-  const Consumer* consumer = AtSeat(seat);
+  const Consumer* const consumer = consumers_.AtSeat(seat);
   if (consumer == nullptr) return std::nullopt;
   return consumer->rank;
 }
 
 bool Delivery::AnyAttached() const {
-  return std::any_of(consumers_.begin(), consumers_.end(), [](const auto& it) {
-    return it.second.state == ConsumerState::kAttached;
-  });
+  return std::any_of(consumers_.begin(), consumers_.end(),
+                     [](const auto& it) { return it.second.attached(); });
 }
 
 bool Delivery::AnySeatTaken() const {
-  return std::any_of(feeds_.begin(), feeds_.end(),
-                     [](const auto& feed) { return feed != nullptr; });
+  for (uint32_t seat = 0; seat < consumers_.seats(); ++seat) {
+    if (consumers_.FeedAt(seat) != nullptr) return true;
+  }
+  return false;
 }
 
 bool Delivery::OwesTheDead() const {
   if (draining_) return false;
-  return std::any_of(consumers_.begin(), consumers_.end(),
-                     [this](const auto& it) {
-                       return it.second.state == ConsumerState::kGone &&
-                              it.second.died && !NothingLeftFor(it.second);
-                     });
+  return std::any_of(
+      consumers_.begin(), consumers_.end(), [this](const auto& it) {
+        return it.second.gone() && it.second.died && !NothingLeftFor(it.second);
+      });
 }
 
 bool Delivery::WaitsFor(uint32_t rank) const {
-  const auto found = consumers_.find(rank);
-  return found != consumers_.end() &&
-         found->second.state == ConsumerState::kGone;
+  const Consumer* const consumer = consumers_.Find(rank);
+  return consumer != nullptr && consumer->gone();
 }
 
 bool Delivery::NothingLeftFor(const Consumer& consumer) const {
-  return consumer.backlog.empty() && consumer.redo.empty() && pool_.empty() &&
-         Exhausted(lanes_[consumer.lane]);
+  return consumer.account->empty() && Exhausted(consumer);
 }
 
 bool Delivery::Finished(uint32_t rank) const {
-  const auto found = consumers_.find(rank);
-  return found != consumers_.end() &&
-         found->second.state == ConsumerState::kFinished;
+  const Consumer* const consumer = consumers_.Find(rank);
+  return consumer != nullptr && consumer->state == ConsumerState::kFinished;
 }
 
 bool Delivery::ToldTheEnd(uint32_t rank) const {
-  const auto found = consumers_.find(rank);
-  return found != consumers_.end() &&
-         found->second.state == ConsumerState::kAttached &&
-         feeds_[found->second.seat]->finished();
-}
-
-bool Delivery::GoesOnWithout(uint32_t rank) const {
-  const std::vector<uint32_t>& ranks = phases_.back().ranks;
-  return split() && !std::binary_search(ranks.begin(), ranks.end(), rank);
+  const Consumer* const consumer = consumers_.Find(rank);
+  return consumer != nullptr && consumer->attached() &&
+         FeedOf(*consumer).finished();
 }
 
 bool Delivery::AllCame() const {
   // The number of ranks shrinks only where all ranks are on this host.
   if (phases_.size() == 1) return consumers_.size() == shape_.consumers_max;
-  const std::vector<uint32_t>& ranks = phases_.back().ranks;
+  const std::vector<uint32_t>& ranks = phases_.last().ranks;
   return std::all_of(ranks.begin(), ranks.end(),
                      [this](uint32_t rank) { return Knows(rank); });
 }
 
 bool Delivery::AllDelivered() const {
-  if (Unsettled() || !pool_.empty()) return false;
-  const std::vector<uint32_t> lanes =
-      split() ? LanesNeeded() : std::vector<uint32_t>{0};
-  return std::all_of(lanes.begin(), lanes.end(),
-                     [this](uint32_t i) { return Exhausted(lanes_[i]); }) &&
-         std::all_of(consumers_.begin(), consumers_.end(), [](const auto& it) {
-           return it.second.backlog.empty() && it.second.redo.empty();
-         });
+  if (Unsettled()) return false;
+  const std::vector<const Lane*> lanes = LanesNeeded();
+  return std::all_of(lanes.begin(), lanes.end(), [this](const Lane* lane) {
+    const std::vector<Account*> accounts = lane->Accounts();
+    return lane->Exhausted(phases_) &&
+           std::all_of(accounts.begin(), accounts.end(),
+                       [](const Account* each) { return each->empty(); });
+  });
 }
 
 uint64_t Delivery::FirstNotOpened() const {
-  uint64_t first = std::max(phases_.back().plan.start().position, had_before_);
+  uint64_t first = std::max(plan().start().position, had_before_);
   for (const Lane& lane : lanes_) {
-    const Plan& plan = phases_[lane.phase].plan;
-    first = std::max(first, plan.PositionOf(std::max<uint64_t>(
-                                lane.next_step, plan.start().owed.size())));
+    first = std::max(first, phases_.PositionOf(lane.next()));
   }
   return first;
 }
@@ -102,26 +91,29 @@ std::vector<uint32_t> Delivery::Missing() const {
   // Others wait for it now or later.
   const DeliveryOptions& options = shape_.options;
   const bool numbers_are_reserved =
-      split() || (broadcast() && options.lag == Lag::kBlock &&
-                  options.on_rank_death == OnRankDeath::kWait);
+      divided() || (options.lag == Lag::kBlock &&
+                    options.on_rank_death == OnRankDeath::kWait);
   for (const auto& [rank, consumer] : consumers_) {
-    if (consumer.state == ConsumerState::kGone && numbers_are_reserved) {
+    if (consumer.gone() && numbers_are_reserved && !LaneOf(consumer).to_one()) {
       missing.push_back(rank);
     }
   }
   // If the world spans several hosts, it is not known which ranks belong here:
   // missing ones can be named only when all do.
-  if (mode_ == DeliveryMode::kBroadcast && !started_) {
-    for (uint32_t rank = 0; rank < shape_.start_with; ++rank) {
-      if (consumers_.count(rank) == 0) missing.push_back(rank);
-    }
+  std::vector<uint32_t> expected;
+  if (divided() && shape_.world_size == shape_.consumers_max) {
+    expected = phases_.last().ranks;
   }
-  if (split() && shape_.world_size == shape_.consumers_max) {
-    for (const uint32_t rank : phases_.back().ranks) {
-      if (consumers_.count(rank) == 0) missing.push_back(rank);
-    }
-    std::sort(missing.begin(), missing.end());
+  const bool started =
+      std::all_of(lanes_.begin(), lanes_.end(),
+                  [](const Lane& lane) { return lane.started; });
+  for (uint32_t rank = 0; !started && rank < shape_.start_with; ++rank) {
+    expected.push_back(rank);
   }
+  for (const uint32_t rank : expected) {
+    if (!Knows(rank)) missing.push_back(rank);
+  }
+  std::sort(missing.begin(), missing.end());
   return missing;
 }
 
@@ -129,8 +121,7 @@ std::vector<uint32_t> Delivery::TakeCorrupt() {
   std::vector<uint32_t> ranks;
   if (!std::exchange(any_corrupt_, false) || closed_) return ranks;
   for (const auto& [rank, consumer] : consumers_) {
-    if (consumer.state == ConsumerState::kAttached &&
-        feeds_[consumer.seat]->corrupt()) {
+    if (consumer.attached() && FeedOf(consumer).corrupt()) {
       ranks.push_back(rank);
     }
   }
@@ -139,182 +130,99 @@ std::vector<uint32_t> Delivery::TakeCorrupt() {
 
 namespace {
 
-// Sorts ranges by position, removes rows listed twice and ranges past the
-// position.
+// Sorts ranges by position. Of rows listed twice the first listing counts; rows
+// from the position on are reached anyway.
 void InOrder(PlanStart* start) {
-  std::sort(start->owed.begin(), start->owed.end(),
-            [](const RowRange& a, const RowRange& b) {
-              return a.position < b.position;
-            });
-  // A range owed in one phase may be owed in another too.
+  std::stable_sort(start->owed.begin(), start->owed.end(),
+                   [](const RowRange& a, const RowRange& b) {
+                     return a.position < b.position;
+                   });
   uint64_t end = 0;
   for (RowRange& range : start->owed) {
-    const uint64_t twice =
-        std::min(end - std::min(end, range.position), range.rows);
-    range.position += twice;
-    range.rows -= twice;
-    end = std::max(end, range.position + range.rows);
+    const uint64_t last =
+        std::min(range.position + range.rows, start->position);
+    range.position = std::max(range.position, end);
+    range.rows = last - std::min(last, range.position);
+    end = std::max(end, last);
   }
   std::erase_if(start->owed,
                 [](const RowRange& range) { return range.rows == 0; });
-  // Ranges past the position are reached anyway.
-  std::erase_if(start->owed, [start](const RowRange& range) {
-    return range.position >= start->position;
-  });
 }
 
 }  // namespace
 
-PlanStart Delivery::State() const {
+PlanStart Delivery::State() const { return Unreleased(shared_); }
+
+PlanStart Delivery::RowsNeeded() const { return Unreleased(true); }
+
+PlanStart Delivery::Unreleased(bool exact) const {
   PlanStart state;
-  if (!split()) {
-    const Lane& lane = lanes_[0];
-    state.position = phases_[0].plan.PositionOf(std::max<uint64_t>(
-        lane.next_step, phases_[0].plan.start().owed.size()));
-    for (uint64_t step = lane.next_step;
-         step < phases_[0].plan.start().owed.size(); ++step) {
-      state.owed.push_back(phases_[0].plan.start().owed[step]);
-    }
-    for (const Slot& slot : slots_) {
-      if (slot.state == SlotState::kFree ||
-          (slot.state == SlotState::kOut && slot.holders == 0)) {
-        continue;
-      }
-      const Plan::RankBatch& rows = slot.batch.rows;
-      const auto pooled = std::find_if(
-          pool_.begin(), pool_.end(),
-          [&](const Entry& entry) { return entry.slot == slot.batch.slot; });
-      const bool had = pooled != pool_.end() ? pooled->redelivered
-                                             : slot.state == SlotState::kOut;
+  state.position = UINT64_MAX;
+  const auto owe = [&](const Plan::RankBatch& rows, bool redelivered) {
+    if (exact) {
       state.owed.push_back(
-          {rows.position, rows.global_rows, rows.redelivered || had});
+          {rows.epoch * plan().rows_per_epoch() + rows.first_row, rows.rows,
+           redelivered || rows.redelivered});
+    } else {
+      state.position = std::min(state.position, rows.position);
     }
-    const auto owe = [&](uint64_t position, bool redelivered) {
-      const auto step = phases_[0].plan.StepFrom(position);
-      if (!step || std::any_of(state.owed.begin(), state.owed.end(),
-                               [position](const RowRange& range) {
-                                 return range.position == position;
-                               })) {
-        return;
+  };
+  // By phase: steps that all lanes opened.
+  std::vector<uint64_t> opened(phases_.size(), UINT64_MAX);
+  for (const Lane* lane : LanesNeeded()) {
+    // By StepId: whether some rank may have had it.
+    std::map<uint64_t, bool> had;
+    for (const Account* account : lane->Accounts()) {
+      for (const auto& [id, redelivered] : account->lacks) {
+        had[id] |= redelivered || lane->in_step();
       }
-      state.owed.push_back({position,
-                            phases_[0].plan.RankBatchOf(*step, 0).global_rows,
-                            redelivered});
-    };
-    for (const Redo& redo : lane.redo) {
-      owe(PositionOfStep(redo.step), redo.redelivered || broadcast());
     }
-    for (const uint64_t step : HeldOfFormerInstances()) {
-      owe(PositionOfStep(step), true);
-    }
-  } else {
-    // Steps that some rank did not release are all redone: the number of ranks
-    // may change, so the rows that other ranks released cannot be kept apart.
-    state.position = UINT64_MAX;
-    const auto before = [&](uint64_t position) {
-      state.position = std::min(state.position, position);
-    };
-    for (const Slot& slot : slots_) {
-      if (slot.state == SlotState::kFree || slot.batch.abandoned ||
-          (slot.state == SlotState::kOut && slot.holders == 0)) {
-        continue;
+    if (lane->to_one()) {
+      for (const Entry& entry : lane->common()->backlog) {
+        had[slots_[entry.slot].id()] = entry.redelivered;
       }
-      before(slot.batch.rows.position);
     }
-    for (const uint32_t i : LanesNeeded()) {
-      const Lane& lane = lanes_[i];
-      for (const Redo& redo : lane.redo) {
-        before(PositionOfStep(redo.step));
-      }
-      const Phase& phase = phases_[lane.phase];
-      before(phase.plan.PositionOf(
-          std::max<uint64_t>(lane.next_step, phase.plan.start().owed.size())));
+    for (const Slot& slot : lane->slots()) {
+      if (!slot.unreleased()) continue;
+      const auto found = had.find(slot.id());
+      owe(slot.batch.rows,
+          found != had.end() ? found->second : slot.state == SlotState::kOut);
     }
-    for (const uint64_t step : HeldOfFormerInstances()) {
-      before(PositionOfStep(step));
+    for (const uint64_t id : lane->again()) {
+      owe(phases_.RankBatchOf(*phases_.StepOf(id), lane->rank()), had[id]);
     }
-    for (uint32_t number = 0; number < phases_.size(); ++number) {
-      if (AllPassedOwed(number)) continue;
-      const Phase& phase = phases_[number];
-      for (const RowRange& range : phase.plan.start().owed) {
-        if (range.position >= state.position) continue;
-        // Rows past the position are reached anyway.
-        state.owed.push_back(
-            {range.position,
-             std::min(range.rows, state.position - range.position), true});
-      }
+    const PhaseStep next = lane->next();
+    state.position = std::min(state.position, phases_.PositionOf(next));
+    opened[next.phase] = std::min(opened[next.phase], next.step);
+    std::fill(opened.begin() + next.phase + 1, opened.end(), 0);
+  }
+  for (const auto& [rank, consumer] : consumers_) {
+    if (consumer.former == nullptr) continue;
+    for (const FormerBatch& batch : FormerBatches(*consumer.former)) {
+      const auto step = phases_.StepOf(batch.step);
+      if (step && !batch.released) owe(phases_.RankBatchOf(*step, rank), true);
+    }
+  }
+  for (uint32_t number = 0; number < phases_.size(); ++number) {
+    const std::vector<RowRange>& owed = phases_[number].plan.start().owed;
+    for (uint64_t step = opened[number]; step < owed.size(); ++step) {
+      state.owed.push_back(owed[step]);
+      state.owed.back().redelivered |= !exact;
     }
   }
   InOrder(&state);
   return state;
 }
 
-PlanStart Delivery::RowsNeeded() const {
-  // In dynamic and broadcast every rank gets whole steps, so State() is exact.
-  if (!split()) return State();
-  PlanStart needed;
-  needed.position = UINT64_MAX;
-  const auto whole_step = [&](uint64_t id) {
-    const Plan& plan = phases_[PhaseOfStep(id)].plan;
-    const auto step = plan.StepFrom(PositionOfStep(id));
-    if (!step) return;
-    const Plan::RankBatch rows = plan.RankBatchOf(*step, 0);
-    needed.owed.push_back({rows.position, rows.global_rows, false});
-  };
-  for (const Slot& slot : slots_) {
-    if (slot.state == SlotState::kFree || slot.batch.abandoned ||
-        (slot.state == SlotState::kOut && slot.holders == 0)) {
-      continue;
-    }
-    needed.owed.push_back(
-        {slot.batch.rows.first_row, slot.batch.rows.rows, false});
-  }
-  for (const uint32_t i : LanesNeeded()) {
-    const Lane& lane = lanes_[i];
-    for (const Redo& redo : lane.redo) whole_step(redo.step);
-    const Phase& phase = phases_[lane.phase];
-    needed.position = std::min(
-        needed.position, phase.plan.PositionOf(std::max<uint64_t>(
-                             lane.next_step, phase.plan.start().owed.size())));
-  }
-  for (const uint64_t id : HeldOfFormerInstances()) {
-    if (PhaseOfStep(id) < phases_.size()) whole_step(id);
-  }
-  for (uint32_t number = 0; number < phases_.size(); ++number) {
-    if (AllPassedOwed(number)) continue;
-    for (const RowRange& range : phases_[number].plan.start().owed) {
-      needed.owed.push_back(range);
-    }
-  }
-  for (RowRange& range : needed.owed) {
-    if (range.position >= needed.position) continue;
-    range.rows = std::min(range.rows, needed.position - range.position);
-  }
-  InOrder(&needed);
-  return needed;
-}
-
-// Lanes of ranks that have more to do. If a rank is gone for good, whenever it
-// left, its remaining batches are owed to the others.
-std::vector<uint32_t> Delivery::LanesNeeded() const {
-  std::vector<uint32_t> needed;
-  for (uint32_t i = 0; i < lanes_.size(); ++i) {
-    if (OfLane(i) != nullptr || !(lanes_[i].taken || AllCame())) {
-      needed.push_back(i);
+std::vector<const Lane*> Delivery::LanesNeeded() const {
+  std::vector<const Lane*> needed;
+  for (const Lane& lane : lanes_) {
+    if (!lane.members().empty() || lane.shared() ||
+        !(lane.taken() || AllCame())) {
+      needed.push_back(&lane);
     }
   }
   return needed;
-}
-
-// Every rank was given the steps owed at the beginning of the phase; the
-// unreleased ones are in slots or will be redone.
-bool Delivery::AllPassedOwed(uint32_t number) const {
-  const uint64_t owed = phases_[number].plan.start().owed.size();
-  const std::vector<uint32_t> lanes = LanesNeeded();
-  return std::all_of(lanes.begin(), lanes.end(), [&](uint32_t i) {
-    return lanes_[i].phase > number ||
-           (lanes_[i].phase == number && lanes_[i].next_step >= owed);
-  });
 }
 
 std::vector<Delivery::RankStatus> Delivery::Ranks() {
@@ -326,14 +234,13 @@ std::vector<Delivery::RankStatus> Delivery::Ranks() {
     status.position = consumer.position;
     status.node = consumer.node;
     status.node_from = consumer.node_from;
-    if (split() && !bank_nodes_.empty()) {
+    if (divided() && !bank_nodes_.empty()) {
       status.memory_node = bank_nodes_[consumer.lane];
     } else if (shape_.copies > 1) {
       status.memory_node = bank_nodes_[CopyFor(consumer)];
     }
-    if (consumer.state != ConsumerState::kAttached) {
-      status.state =
-          consumer.state == ConsumerState::kGone ? "gone" : "finished";
+    if (!consumer.attached()) {
+      status.state = consumer.gone() ? "gone" : "finished";
       continue;
     }
     Feed& feed = FeedOf(consumer);
@@ -345,7 +252,7 @@ std::vector<Delivery::RankStatus> Delivery::Ranks() {
     status.wait_ns = feed.wait_ns();
     status.open = feed.open();
     status.waiting = feed.waiting();
-    if (mode_ != DeliveryMode::kDynamic) {
+    if (!LaneOf(consumer).to_one()) {
       status.progress =
           2 * static_cast<int64_t>(plan().StepAt(consumer.position)) -
           2 * int64_t{status.ready} - int64_t{status.held};
@@ -360,8 +267,7 @@ std::vector<Delivery::RankStatus> Delivery::Ranks() {
 Demand Delivery::Wanted() {
   Demand demand = Demand::kNobody;
   for (auto& [id, consumer] : consumers_) {
-    if (consumer.state != ConsumerState::kAttached || !FeedOf(consumer).open())
-      continue;
+    if (!consumers_.IsOpen(consumer)) continue;
     if (FeedOf(consumer).waiting()) return Demand::kNow;
     demand = Demand::kAhead;
   }
@@ -369,13 +275,11 @@ Demand Delivery::Wanted() {
 }
 
 bool Delivery::WaitsForRows() const {
-  const uint32_t usable = std::min(usable_slots_, shape_.slots_per_lane);
   bool free = false;
   for (const Lane& lane : lanes_) {
-    for (uint32_t i = 0; i < shape_.slots_per_lane; ++i) {
-      const SlotState state = slots_[lane.first_slot + i].state;
-      if (state == SlotState::kFilling) return false;
-      free |= state == SlotState::kFree && i < usable;
+    free |= lane.HasFree(usable_slots_);
+    for (const Slot& slot : lane.slots()) {
+      if (slot.state == SlotState::kFilling) return false;
     }
   }
   return free;
@@ -384,6 +288,12 @@ bool Delivery::WaitsForRows() const {
 bool Delivery::Filling() const {
   return std::any_of(slots_.begin(), slots_.end(), [](const Slot& slot) {
     return slot.state == SlotState::kFilling && !slot.batch.abandoned;
+  });
+}
+
+bool Delivery::OnlyRanksHaveBatches() const {
+  return std::all_of(lanes_.begin(), lanes_.end(), [this](const Lane& lane) {
+    return lane.to_one() && lane.common()->empty() && lane.Exhausted(phases_);
   });
 }
 
@@ -405,11 +315,14 @@ Delivery::SlotCounts Delivery::CountSlots() const {
         break;
     }
   }
-  // dynamic: batches that no rank has yet.
-  for (const Entry& entry : pool_) {
-    if (slots_[entry.slot].quarantine > 0) continue;
-    --counts.out;
-    ++counts.ready;
+  // Batches that no rank has yet.
+  for (const Lane& lane : lanes_) {
+    if (!lane.to_one()) continue;
+    for (const Entry& entry : lane.common()->backlog) {
+      if (slots_[entry.slot].quarantine > 0) continue;
+      --counts.out;
+      ++counts.ready;
+    }
   }
   return counts;
 }
@@ -423,27 +336,20 @@ std::string Delivery::IndexError() const {
   }
   for (uint32_t number = 0; number < lanes_.size(); ++number) {
     const Lane& lane = lanes_[number];
-    std::set<uint32_t> free;
-    for (auto left = lane.free; !left.empty(); left.pop()) {
-      free.insert(left.top());
-    }
-    uint32_t usable = 0;
-    for (uint32_t i = 0; i < shape_.slots_per_lane; ++i) {
-      const Slot& slot = slots_[lane.first_slot + i];
+    const std::set<uint32_t> free = lane.FreeSlots();
+    for (uint32_t i = 0; i < lane.slots().size(); ++i) {
+      const Slot& slot = lane.slots()[i];
       const uint32_t at = slot.batch.slot;
-      const bool is_free = slot.state == SlotState::kFree;
-      usable += is_free && i < usable_slots_;
-      if (free.count(at) != is_free) {
+      if ((free.count(i) > 0) != (slot.state == SlotState::kFree)) {
         return Format(
             "the state of slot {} does not agree with the free slots of lane "
             "{}",
             at, number);
       }
-      const bool in_turn = std::find(lane.in_turn.begin(), lane.in_turn.end(),
-                                     at) != lane.in_turn.end();
-      const bool is_in_lane = (slot.state == SlotState::kFilling ||
-                               slot.state == SlotState::kReady) &&
-                              !slot.batch.abandoned;
+      const bool in_turn =
+          std::find(lane.in_turn().begin(), lane.in_turn().end(), &slot) !=
+          lane.in_turn().end();
+      const bool is_in_lane = slot.being_made() && !slot.batch.abandoned;
       if (in_turn != is_in_lane) {
         return Format(
             "the state of slot {} does not agree with the queue of lane {}", at,
@@ -454,49 +360,34 @@ std::string Delivery::IndexError() const {
         return Format("slot {} has rows to claim but is not in claimable_", at);
       }
     }
-    if (gathering() || usable == 0 || openable_.count(number) > 0 ||
-        !Active(number)) {
-      continue;
-    }
-    const Phase& phase = phases_[lane.phase];
-    const auto end = phase.end_step ? phase.end_step : phase.plan.total_steps();
-    const bool any_step = !lane.redo.empty() ||
-                          lane.phase + 1 < phases_.size() || !end ||
-                          lane.next_step < *end;
-    if (available_ == UINT64_MAX && any_step) {
+    const bool any_step = !lane.again().empty() || !phases_.AtEnd(lane.next());
+    if (!gathering() && lane.HasFree(usable_slots_) && Active(lane) &&
+        openable_.count(number) == 0 && available_ == UINT64_MAX && any_step) {
       return Format("lane {} has a step to open but is not in openable_",
                     number);
     }
   }
   if (MustAdvance()) return "";
   for (const auto& [rank, consumer] : consumers_) {
-    const bool is_given_batches = consumer.state == ConsumerState::kAttached &&
-                                  feeds_[consumer.seat]->open() &&
-                                  !feeds_[consumer.seat]->corrupt();
-    if (split()) {
-      const Lane& lane = lanes_[consumer.lane];
-      if (!lane.in_turn.empty() &&
-          slots_[lane.in_turn.front()].state == SlotState::kReady) {
-        return Format("a batch does not leave the lane of rank {}", rank);
-      }
+    const Lane& lane = LaneOf(consumer);
+    const std::deque<Entry>& backlog = consumer.account->backlog;
+    if (!lane.shared() && lane.NextReady() != nullptr) {
+      return Format("a batch does not leave the lane of rank {}", rank);
     }
-    if (!is_given_batches) continue;
-    const Feed& feed = *feeds_[consumer.seat];
-    if (!consumer.backlog.empty() && feed.HasFreeLease() &&
-        slots_[consumer.backlog.front().slot].phase <= consumer.known_phase) {
-      return Format("rank {} does not get its backlog", rank);
+    if (!consumers_.IsOpen(consumer) || FeedOf(consumer).corrupt()) continue;
+    const Feed& feed = FeedOf(consumer);
+    const bool knows_it =
+        !backlog.empty() &&
+        slots_[backlog.front().slot].phase <= consumer.known_phase;
+    const bool is_unsure = lane.unsure.count(rank) > 0 || feed.wakes_on_takes();
+    if (knows_it && feed.HasFreeLease() && !(lane.to_one() && is_unsure)) {
+      return Format("rank {} can get a batch and does not", rank);
     }
-    const bool wakes_on_takes = feed.wakes_on_takes();
-    if (mode_ == DeliveryMode::kDynamic && !pool_.empty() &&
-        hungry_.count(rank) == 0 && feed.HasFreeLease() && !wakes_on_takes) {
-      return Format("rank {} can take a batch but is not in hungry_", rank);
+    if (lane.without.count(rank) > 0 && !is_unsure) {
+      return Format("rank {} has no room but is not in unsure", rank);
     }
-    if (broadcast() && unsure_.count(rank) == 0 && without_.count(rank) > 0 &&
-        !wakes_on_takes) {
-      return Format("rank {} has no room but is not in unsure_", rank);
-    }
-    if (mode_ != DeliveryMode::kDynamic && recovery_ != Recovery::kPositions &&
-        consumer.backlog.empty() && Exhausted(lanes_[consumer.lane])) {
+    if (!lane.to_one() && recovery_ != Recovery::kPositions &&
+        backlog.empty() && lane.Exhausted(phases_)) {
       return Format("rank {} does not get the end", rank);
     }
   }

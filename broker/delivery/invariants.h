@@ -10,7 +10,8 @@ class Invariants {
  public:
   // False: it does not hold, and the caller leaves everything as it is.
   [[nodiscard]] bool Hold(bool holds, const char* invariant) {
-    if (holds) [[likely]] return true;
+    if (holds) [[likely]]
+      return true;
     if (violated_ == nullptr) violated_ = invariant;
     return false;
   }

@@ -88,7 +88,27 @@ Bottleneck Job::FindBottleneck(const PoolUse& pool, AbsentRanks absent) const {
     if (std::find(away.begin(), away.end(), rank) != away.end()) continue;
     absent.to_attach.push_back(rank);
   }
-  return Bottleneck::Of(recent_, pool, absent);
+  Bottleneck found = Bottleneck::Of(recent_, pool, absent);
+  // A rank sleeps until others have released the last batches: one of them may
+  // die yet.
+  std::vector<uint32_t> holders;
+  bool one_waits = false;
+  for (const Delivery::RankStatus& rank : delivery_.Ranks()) {
+    if (rank.ready + rank.held > 0) holders.push_back(rank.rank);
+    one_waits |= rank.waiting;
+  }
+  if (one_waits && !holders.empty() && delivery_.OnlyRanksHaveBatches()) {
+    found.what = Bottleneck::What::kRanks;
+    if (holders.size() == 1) {
+      found.what = Bottleneck::What::kRank;
+      found.rank = holders[0];
+    }
+    found.text = Format(
+        "the data are over but for the last batches, which {} {} not released: "
+        "the others wait for the end",
+        RanksText(holders), holders.size() == 1 ? "has" : "have");
+  }
+  return found;
 }
 
 nlohmann::json Job::PartsJson() const {

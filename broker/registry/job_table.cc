@@ -17,6 +17,10 @@ namespace penstock {
 
 namespace {
 
+std::string WhoJoins(uint32_t rank) {
+  return rank == Delivery::kAnyRank ? "a consumer" : Format("rank {}", rank);
+}
+
 // Adds the ranks the job waits for since the broker was restarted.
 void AddAway(const std::map<uint32_t, const RecordedRank*>& away,
              bool with_ranks, nlohmann::json* job) {
@@ -109,10 +113,10 @@ Status JobTable::CheckAgreement(const Entry& entry,
   const std::string option = DifferingOption(request.options, entry.options);
   if (option.empty()) return OkStatus();
   return FailedPreconditionError(
-      "rank {} disagrees with the ranks of job '{}' that are attached: {}; if "
-      "it is of another job, such as a second loader, give that job another "
-      "name (`job`)",
-      request.joining.rank, entry.key.name, option);
+      "{} disagrees with the ranks of job '{}' that are attached: {}; if it is "
+      "of another job, such as a second loader, give that job another name "
+      "(`job`)",
+      WhoJoins(request.joining.rank), entry.key.name, option);
 }
 
 Status JobTable::ForgottenError(const std::string& job) {
@@ -345,9 +349,9 @@ StatusOr<JobTable::Entry*> JobTable::EntryFor(AttachRequest* asked) {
   if (entry->state.stage() == State::kOpening) {
     if (request.options.start == entry->options.start) return entry;
     return FailedPreconditionError(
-        "rank {} disagrees with the ranks of job '{}' that are attaching: they "
+        "{} disagrees with the ranks of job '{}' that are attaching: they "
         "begin at another state",
-        rank, entry->key.name);
+        WhoJoins(rank), entry->key.name);
   }
   const Job& job = *entry->state.job();
   const bool knows = job.Locked(&Delivery::Knows, rank);
@@ -355,9 +359,9 @@ StatusOr<JobTable::Entry*> JobTable::EntryFor(AttachRequest* asked) {
     // Ranks that begin at the same state meet in one incarnation; a rank that
     // comes once more with a state begins another.
     if (!knows && request.options.start == entry->options.start) return entry;
-    End(*entry, Format("rank {} opened a newer incarnation of job '{}' with a "
+    End(*entry, Format("{} opened a newer incarnation of job '{}' with a "
                        "state: attach or reset with it",
-                       rank, entry->key.name));
+                       WhoJoins(rank), entry->key.name));
     return nullptr;
   }
   if (job.Locked(&Delivery::Finished, rank)) return nullptr;

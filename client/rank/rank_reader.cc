@@ -21,9 +21,37 @@ using Clock = std::chrono::steady_clock;
 
 // Limit of a wait for an event that a live broker sends at once.
 constexpr std::chrono::seconds kEventTimeout{10};
+// A wait of at least this long is worth asking the broker why, for so long.
+constexpr std::chrono::seconds kWorthAsking{1};
 // Checks of the ring between two reads of the clock, together a microsecond at
 // most.
 constexpr uint32_t kPollsPerClock = 32;
+
+// The broker's words; "": not known. By a connection of its own, so that an
+// answer that is late is not taken for another's.
+std::string WhatJobWaitsFor(const std::string& socket, const std::string& name,
+                            const std::string& dataset, int64_t rank) {
+  const Deadline deadline = Clock::now() + kWorthAsking;
+  const StatusOr<Fd> control = ConnectControl(socket, deadline);
+  if (!control.ok()) return "";
+  const StatusOr<Message> answer =
+      Request(control->get(), {{"op", "status"}}, {}, deadline, {});
+  if (!answer.ok()) return "";
+  try {
+    for (const nlohmann::json& job : answer->json.at("jobs")) {
+      if (job.at("job") != name || job.at("dataset") != dataset ||
+          job.value("consumer", rank) != rank) {
+        continue;
+      }
+      const nlohmann::json& found = job.at("bottleneck");
+      if (found.at("what") == "unknown") return "";
+      return found.at("text").get<std::string>();
+    }
+  } catch (const nlohmann::json::exception&) {
+    // A broker of another version: the time-out says enough.
+  }
+  return "";
+}
 
 timespec TimespecOf(std::chrono::nanoseconds time) {
   const auto seconds = std::chrono::duration_cast<std::chrono::seconds>(time);
@@ -257,10 +285,13 @@ StatusOr<RankReader::Ready> RankReader::WaitUntilReady(double timeout_s) {
     }
     if (!in_time) {
       count_wait();
+      const bool ask = !lost_ && now - begin >= kWorthAsking;
+      const std::string why =
+          ask ? WhatJobWaitsFor(socket_, job_, dataset_, rank_) : std::string();
       return DeadlineExceededError(
-          "no batch for rank {} of job '{}' within {} s; `penstock status` "
+          "no batch for rank {} of job '{}' within {} s{}{}; `penstock status` "
           "says what the job waits for",
-          rank_, job_, timeout_s);
+          rank_, job_, timeout_s, why.empty() ? "" : ": ", why);
     }
     PENSTOCK_ASSIGN_OR_RETURN(what, TakeReady());
   }

@@ -111,13 +111,17 @@ class StormRank {
       try {
         const Reader::Result result = reader_->next(&batch);
         if (result == Reader::Result::kEndOfData) return true;
-        if (result == Reader::Result::kEndOfEpoch) continue;
+        if (result == Reader::Result::kEndOfEpoch) {
+          in_its_epoch_ = false;
+          continue;
+        }
       } catch (const Error& error) {
         // The broker died twice while this rank held batches.
         if (error.code() != PENSTOCK_RESOURCE_EXHAUSTED || held_.empty()) throw;
         ReleaseAll();
         continue;
       }
+      CheckEpoch(batch);
       Take(std::move(batch));
       if (taken_ == options_.leave_after) return false;
       if (taken_ == options_.wait_after) WaitForGo();
@@ -145,6 +149,16 @@ class StormRank {
     log_.Took(logged);
     held_.push_back({std::move(batch), logged.number});
     Check(held_.back(), "when it came");
+  }
+
+  // The loop over an epoch begins with a batch of that epoch. Later it may get
+  // one of an epoch before, which nobody had: a rank died before it took it.
+  void CheckEpoch(const Batch& batch) {
+    in_its_epoch_ |= batch.epoch() == reader_->epoch();
+    if (in_its_epoch_ || batch.redelivered()) return;
+    log_.Torn("step " + std::to_string(batch.step()) + " of epoch " +
+              std::to_string(batch.epoch()) + " came in the loop of epoch " +
+              std::to_string(reader_->epoch()));
   }
 
   void Check(const Held& held, const char* when) {
@@ -177,6 +191,7 @@ class StormRank {
   std::unique_ptr<Reader> reader_;
   std::vector<Held> held_;
   uint64_t taken_ = 0;
+  bool in_its_epoch_ = false;  // it got a batch of the epoch that it is in
 };
 
 }  // namespace

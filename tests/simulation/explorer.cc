@@ -124,7 +124,7 @@ class Explorer {
   bool Enabled(const Process& process) const;
   uint64_t Fingerprint() const;
   int LocationOf(const void* word, uint32_t bytes, Order order);
-  std::string Called(const void* word, int location) const;
+  std::string Called(const void* word);
   template <typename... Args>
   void Trace(fmt::format_string<Args...> text, Args&&... args) {
     if (tracing_) trace_ += Format(text, std::forward<Args>(args)...);
@@ -172,6 +172,7 @@ class Explorer {
   bool tracing_ = false;
   std::string trace_;
   std::map<const void*, std::string> names_;
+  std::map<const void*, size_t> numbers_;  // of words without a name
 };
 
 namespace {
@@ -406,9 +407,12 @@ int Explorer::LocationOf(const void* word, uint32_t bytes, Order order) {
   return location;
 }
 
-std::string Explorer::Called(const void* word, int location) const {
+std::string Explorer::Called(const void* word) {
   const auto it = names_.find(word);
-  return it == names_.end() ? Format("word {}", location) : it->second;
+  if (it != names_.end()) return it->second;
+  // Numbered anew in each run, so that a seed gives the same list of steps.
+  const auto numbered = numbers_.emplace(word, numbers_.size()).first;
+  return Format("word {}", numbered->second);
 }
 
 uint64_t Explorer::Load(const void* word, uint32_t bytes, Order order) {
@@ -430,9 +434,9 @@ uint64_t Explorer::Load(const void* word, uint32_t bytes, Order order) {
   bool race = false;
   const uint64_t value = memory_.Read(self, word, location, order, age, &race);
   Trace("  {:10} load  {} = {} {}{}\n", processes_[self]->name,
-        Called(word, location), value, NameOf(order),
+        Called(word), value, NameOf(order),
         age > 0 ? Format(", {} older than the newest", age) : "");
-  if (race) FailInProcess("data race: read of " + Called(word, location));
+  if (race) FailInProcess("data race: read of " + Called(word));
   if (memory_.overflowed()) FailInProcess("too many accesses of one word");
   Digest(self, value);
   return value;
@@ -448,13 +452,13 @@ void Explorer::Store(void* word, uint32_t bytes, uint64_t value, Order order) {
   }
   if (!memory_.MayWrite(self, location)) {
     FailInProcess("store by another than the one writer of " +
-                  Called(word, location));
+                  Called(word));
   }
   bool race = false;
   memory_.Write(self, word, location, value, order, &race);
   Trace("  {:10} store {} = {} {}\n", processes_[self]->name,
-        Called(word, location), value, NameOf(order));
-  if (race) FailInProcess("data race: write of " + Called(word, location));
+        Called(word), value, NameOf(order));
+  if (race) FailInProcess("data race: write of " + Called(word));
   if (memory_.overflowed()) FailInProcess("too many accesses of one word");
   Digest(self, 0);
 }
@@ -470,6 +474,7 @@ void Explorer::Await(int self, const std::function<bool()>& predicate) {
 
 void Explorer::RunOnce() {
   memory_.Reset();
+  numbers_.clear();
   process_count_ = 0;
   current_ = last_ = -1;
   over_ = unwinding_ = failed_ = false;

@@ -102,6 +102,23 @@ TEST_F(DynamicTest, SlowRankGetsFewerAndEveryBatchGoesToExactlyOne) {
   EXPECT_LE(courses[0].taken.size(), kBatches / 10 + 3u);
 }
 
+TEST_F(DynamicTest, OneThatWaitsForTheEndIsToldWhoHasTheLastBatch) {
+  const std::string spec = RangeSpec("20", "batch: {size: 1}");
+  Options patient = Mode("dynamic", spec, 0, 2);
+  patient.timeout_s = 1.5;
+  Reader reader(patient);
+  Reader idle(Mode("dynamic", spec, 1, 2));
+  try {
+    for (Batch batch; reader.next(&batch) == Reader::Result::kBatch;) {
+      batch.release();
+    }
+    ADD_FAILURE() << "it was told the end";
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), PENSTOCK_DEADLINE_EXCEEDED);
+    EXPECT_THAT(error.what(), HasSubstr("which rank 1 has not released"));
+  }
+}
+
 TEST_F(DynamicTest, RankThatNeverAsksAgainKeepsOneUntakenAndBlocksNobody) {
   const std::string spec = RangeSpec("40", "batch: {size: 2}");
   auto stuck = std::make_unique<Reader>(Mode("dynamic", spec, 0, 2));
@@ -201,6 +218,20 @@ TEST_F(BroadcastTest, EveryConsumerGetsTheSameBatchesAndEachIsMadeOnce) {
   Append(courses[0].taken, &rows);
   EXPECT_EQ(Sorted(rows), Numbers(500, 2));
   EXPECT_EQ(broker_.RowsMade(), 1000u);
+}
+
+TEST_F(BroadcastTest, OneWithOtherOptionsIsRefusedWithoutANumberItNeverHad) {
+  const std::string spec = RangeSpec("60", "batch: {size: 2}");
+  Reader first(Broadcast(spec));
+  Options other = Broadcast(spec);
+  other.window = 5;
+  try {
+    Reader reader(other);
+    ADD_FAILURE() << "it was not refused";
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), PENSTOCK_FAILED_PRECONDITION);
+    EXPECT_THAT(error.what(), HasSubstr("a consumer disagrees with the ranks"));
+  }
 }
 
 TEST_F(BroadcastTest, LateJoinerBeginsAtThePresent) {

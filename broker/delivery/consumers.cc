@@ -1,0 +1,62 @@
+#include "broker/delivery/consumers.h"
+
+#include <algorithm>
+#include <utility>
+
+namespace penstock {
+
+std::optional<bool> Account::Wants(const Slot& slot) const {
+  if (!lacks.empty()) {
+    const auto found = lacks.find(slot.id());
+    if (found != lacks.end()) return found->second;
+  }
+  const Plan::RankBatch& rows = slot.batch.rows;
+  if (slot.is_redo || (!rows.extra && rows.position < from)) {
+    return std::nullopt;
+  }
+  return false;
+}
+
+Consumer* Consumers::Find(uint32_t rank) {
+  const auto found = by_rank_.find(rank);
+  return found == by_rank_.end() ? nullptr : &found->second;
+}
+
+const Consumer* Consumers::Find(uint32_t rank) const {
+  const auto found = by_rank_.find(rank);
+  return found == by_rank_.end() ? nullptr : &found->second;
+}
+
+Consumer* Consumers::Add(uint32_t rank) {
+  Consumer& consumer = by_rank_[rank];
+  consumer.rank = rank;
+  consumer.state = ConsumerState::kGone;
+  return &consumer;
+}
+
+std::optional<uint32_t> Consumers::FreeSeat() const {
+  const auto free = std::find(feeds_.begin(), feeds_.end(), nullptr);
+  if (free == feeds_.end()) return std::nullopt;
+  return static_cast<uint32_t>(free - feeds_.begin());
+}
+
+void Consumers::Attach(Consumer* consumer, uint32_t seat,
+                       std::unique_ptr<Feed> feed) {
+  consumer->state = ConsumerState::kAttached;
+  consumer->seat = seat;
+  rank_at_[seat] = consumer->rank;
+  feeds_[seat] = std::move(feed);
+}
+
+Consumer* Consumers::AtSeat(uint32_t seat) {
+  Consumer* const consumer = Find(rank_at_[seat]);
+  const bool is_there =
+      consumer != nullptr && consumer->attached() && consumer->seat == seat;
+  return is_there ? consumer : nullptr;
+}
+
+std::unique_ptr<Feed> Consumers::TakeFeed(uint32_t seat) {
+  return std::exchange(feeds_[seat], nullptr);
+}
+
+}  // namespace penstock
