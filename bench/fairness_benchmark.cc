@@ -231,8 +231,9 @@ void Run(const SideBySideOptions& options) {
 }  // namespace penstock
 
 int main(int argc, char** argv) {
-  CommandLine line("fairness_benchmark",
-                   "The shares of one broker that two unequal jobs get.");
+  penstock::CommandLine line(
+      "fairness_benchmark",
+      "The shares of one broker that two unequal jobs get.");
   penstock::SideBySideOptions options;
   penstock::AddSideBySideOptions(line, &options);
   line.ParseOrExit(argc, argv);

@@ -55,8 +55,8 @@ double BrokerUse(int ranks, std::chrono::microseconds step, bool tiny) {
 }  // namespace penstock
 
 int main(int argc, char** argv) {
-  CommandLine line("idle_benchmark",
-                   "The CPU time of the broker when its ranks are slow.");
+  penstock::CommandLine line(
+      "idle_benchmark", "The CPU time of the broker when its ranks are slow.");
   penstock::SideBySideOptions options;
   penstock::AddSideBySideOptions(line, &options);
   line.ParseOrExit(argc, argv);

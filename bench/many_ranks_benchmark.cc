@@ -136,7 +136,7 @@ Costs Measure(const std::string& delivery, int jobs, int ranks, bool tiny) {
 }  // namespace penstock
 
 int main(int argc, char** argv) {
-  CommandLine line(
+  penstock::CommandLine line(
       "many_ranks_benchmark",
       "The cost of a batch to the broker with many ranks and many jobs.");
   penstock::SideBySideOptions options;

@@ -117,8 +117,9 @@ Start Measure(int rows, bool tiny) {
 }  // namespace penstock
 
 int main(int argc, char** argv) {
-  CommandLine line("start_benchmark",
-                   "How long a rank waits for the first batch of a new job.");
+  penstock::CommandLine line(
+      "start_benchmark",
+      "How long a rank waits for the first batch of a new job.");
   penstock::SideBySideOptions options;
   penstock::AddSideBySideOptions(line, &options);
   line.ParseOrExit(argc, argv);

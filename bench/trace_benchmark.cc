@@ -85,8 +85,8 @@ class Drained {
 }  // namespace penstock
 
 int main(int argc, char** argv) {
-  CommandLine line("trace_benchmark",
-                   "What penstock trace costs while it records.");
+  penstock::CommandLine line("trace_benchmark",
+                             "What penstock trace costs while it records.");
   penstock::SideBySideOptions options;
   options.runs = 20;
   penstock::AddSideBySideOptions(line, &options);

@@ -3,6 +3,7 @@
 #include <CLI/CLI.hpp>
 #include <cstdio>
 #include <cstdlib>
+#include <filesystem>
 #include <optional>
 #include <utility>
 
@@ -74,6 +75,9 @@ CommandOption Command::AddOption(const std::string& names, T* target,
 }
 template CommandOption Command::AddOption(const std::string&, std::string*,
                                           const std::string&);
+template CommandOption Command::AddOption(const std::string&,
+                                          std::filesystem::path*,
+                                          const std::string&);
 template CommandOption Command::AddOption(const std::string&, int*,
                                           const std::string&);
 template CommandOption Command::AddOption(const std::string&, uint32_t*,
@@ -110,7 +114,10 @@ CommandOption Command::option(const std::string& name) {
 void Command::SetFooter(const std::string& text) { app_->footer(text); }
 void Command::RequireCommand() { app_->require_subcommand(1); }
 void Command::PassOptionsUp() { app_->fallthrough(); }
-void Command::Hide() { app_->group(""); }
+Command Command::Hide() {
+  app_->group("");
+  return *this;
+}
 
 bool Command::parsed() const { return app_->parsed(); }
 std::string Command::name() const { return app_->get_name(); }

@@ -79,8 +79,8 @@ class Command {
 
   Command AddCommand(const std::string& name, const std::string& text);
   // names: "--name", "-n,--name", or "NAME" for an argument without one. The
-  // target outlives the parse. T: std::string, int, uint32_t, uint64_t, double;
-  // std::optional of std::string, uint32_t or uint64_t; std::vector of
+  // target outlives the parse. T: std::string, a path, int, uint32_t, uint64_t,
+  // double; std::optional of std::string, uint32_t or uint64_t; std::vector of
   // std::string or double.
   template <typename T>
   CommandOption AddOption(const std::string& names, T* target,
@@ -94,7 +94,7 @@ class Command {
   void RequireCommand();
   // Options that this command does not know are those of the one above it.
   void PassOptionsUp();
-  void Hide();
+  Command Hide();
 
   bool parsed() const;  // it was on the command line
   std::string name() const;

@@ -335,9 +335,10 @@ void Delivery::Give(Consumer* consumer, const Entry& entry) {
   const Cell cell = CellOf(*consumer, entry);
   Feed& feed = FeedOf(*consumer);
   const bool marked = (cell.flags & kExtra) != 0;
-  if (!invariants_.Hold(broadcast() || slot.holders == 1,
+  const bool in_step = lanes_[slot.lane].in_step();
+  if (!invariants_.Hold(in_step || slot.holders == 1,
                         "D2: one may still deliver a batch") ||
-      !invariants_.Hold(broadcast() || marked || !slot.handed_over,
+      !invariants_.Hold(in_step || marked || !slot.handed_over,
                         "D3: a batch that was handed over says so") ||
       !invariants_.Hold(slot.state == SlotState::kOut,
                         "D4: a slot that is filled has no readers") ||

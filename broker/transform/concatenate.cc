@@ -4,11 +4,11 @@
 
 #include "broker/declare/declaration.h"
 #include "broker/transform/row_builder.h"
+#include "common/layout.h"
 
 namespace penstock {
 namespace {
 
-constexpr size_t kFeaturesMax = 64;
 constexpr int64_t kDimensionMax = int64_t{1} << 40;
 
 // Takes the bytes of each feature's last dimension in turn.

@@ -4,11 +4,10 @@
 
 #include "broker/declare/declaration.h"
 #include "broker/transform/row_builder.h"
+#include "common/layout.h"
 
 namespace penstock {
 namespace {
-
-constexpr size_t kFeaturesMax = 64;
 
 // 1 to 64 different names.
 ValueType<FeatureNames> SomeFeatures() {

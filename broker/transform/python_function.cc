@@ -16,7 +16,7 @@ namespace {
 
 // The numbers that python_function.py expects: memory size, key, step, then the
 // offsets.
-enum Number { kMemoryBytes, kSeed, kEpoch, kSample, kStep, kFirstPlace };
+enum { kMemoryBytes, kSeed, kEpoch, kSample, kStep, kFirstPlace };
 
 class PythonCaller final : public RowFunction::Caller {
  public:

@@ -4,12 +4,9 @@
 #include <set>
 #include <utility>
 
+#include "common/layout.h"
+
 namespace penstock {
-namespace {
-
-constexpr size_t kFeaturesMax = 64;
-
-}  // namespace
 
 RowBuilder::RowBuilder(const RawSpec& raw, MapOpening* opening)
     : opening_(opening) {

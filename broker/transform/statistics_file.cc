@@ -10,7 +10,7 @@
 namespace penstock {
 namespace {
 
-constexpr uint64_t kFileBytesMax = uint64_t{256} << 20;
+constexpr uint64_t kStatisticsBytesMax = uint64_t{256} << 20;
 constexpr int kVersion = 1;
 constexpr char kVersionKey[] = "penstock_statistics";
 
@@ -28,9 +28,9 @@ class StatisticsFile final : public SideFile {
 };
 
 StatusOr<std::string> ReadAll(const DataFile& file, OpenProgress* progress) {
-  if (file.bytes() > kFileBytesMax) {
+  if (file.bytes() > kStatisticsBytesMax) {
     return InvalidArgumentError("{}: statistics of {} bytes; at most {}",
-                                file.path(), file.bytes(), kFileBytesMax);
+                                file.path(), file.bytes(), kStatisticsBytesMax);
   }
   PENSTOCK_RETURN_IF_ERROR(progress->reserve(file.bytes()));
   std::string text(file.bytes(), '\0');

@@ -23,7 +23,7 @@
 namespace penstock {
 namespace {
 
-constexpr uint64_t kFileBytesMax = uint64_t{4} << 30;
+constexpr uint64_t kVocabularyBytesMax = uint64_t{4} << 30;
 constexpr uint64_t kTokensMax = uint64_t{1} << 31;
 constexpr size_t kTokensInSpecMax = 16384;
 constexpr size_t kReadBytes = size_t{1} << 20;
@@ -171,9 +171,9 @@ StatusOr<std::shared_ptr<const Vocabulary>> Vocabulary::OfFile(
     if (found != Shared().by_file.end()) vocabulary = found->second.lock();
   }
   if (vocabulary == nullptr) {
-    if (file.bytes() > kFileBytesMax) {
+    if (file.bytes() > kVocabularyBytesMax) {
       return InvalidArgumentError("{}: a vocabulary of {} bytes; at most {}",
-                                  path, file.bytes(), kFileBytesMax);
+                                  path, file.bytes(), kVocabularyBytesMax);
     }
     PENSTOCK_RETURN_IF_ERROR(progress->reserve(file.bytes()));
     std::shared_ptr<Vocabulary> made(new Vocabulary());

@@ -706,8 +706,8 @@ int Main(int argc, char** argv) {
                  "folder to create for the logs; kept on a failure (default: "
                  "one in /tmp)");
   line.AddFlag("--json", &options.json, "the result as JSON");
-  Command rank = parent.AddCommand("rank", "").Hide();
-  Command producer = parent.AddCommand("producer", "").Hide();
+  Command rank = line.AddCommand("rank", "").Hide();
+  Command producer = line.AddCommand("producer", "").Hide();
   rank_options.AddTo(rank);
   rank_options.AddTo(producer);
   line.ParseOrExit(argc, argv);

@@ -425,7 +425,7 @@ int Main(int argc, char** argv) {
   line.AddOption("--seed", &options.seed, "decides on the jobs and their ends")
       .ShowDefault();
   line.AddFlag("--json", &options.json, "the result as JSON");
-  Command rank = parent.AddCommand("rank", "").Hide();
+  Command rank = line.AddCommand("rank", "").Hide();
   rank_options.AddTo(rank);
   line.ParseOrExit(argc, argv);
   if (rank.parsed()) return RunStormRank(rank_options);

@@ -32,8 +32,8 @@
 namespace penstock {
 
 using Rows = std::vector<int64_t>;
-using Steps = std::vector<Rows>;   // of one rank
-using Ranks = std::vector<Steps>;  // by rank
+using SampleSteps = std::vector<Rows>;   // of one rank
+using Ranks = std::vector<SampleSteps>;  // by rank
 
 // A batch of a `range` source as a rank saw it.
 struct Taken {
@@ -65,8 +65,8 @@ struct Course {
   std::string error;
 };
 
-inline Steps StepsOf(const std::vector<Taken>& taken) {
-  Steps steps;
+inline SampleSteps StepsOf(const std::vector<Taken>& taken) {
+  SampleSteps steps;
   for (const Taken& each : taken) steps.push_back(each.rows);
   return steps;
 }

@@ -239,7 +239,8 @@ class CopiesTest : public testing::Test {
     segment_slots_ = layout.segment.slot_count;
     auto segment = *Segment::Create(layout.segment, 1, 1);
     job_ = std::make_shared<Job>(JobKey{}, options, dataset, std::move(layout),
-                                 std::move(segment), {}, 1, nullptr);
+                                 std::move(segment), MemoryReservation(), 1,
+                                 nullptr);
     job_->SetUsableSlots(slots_);
   }
   void Attach(uint32_t rank, std::optional<uint32_t> node) {

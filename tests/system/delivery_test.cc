@@ -99,7 +99,7 @@ TEST_F(OneWorkerTest, RankThatTakesEmptyBatchesForEverStopsNobody) {
 
 TEST_F(DeliveryTest, LastDropLeavesTheShortBatchOut) {
   EXPECT_THAT(TakeAll(RangeSpec("10", "batch: {size: 4, last: drop}"), 1),
-              ElementsAre(Steps{{0, 1, 2, 3}, {4, 5, 6, 7}}));
+              ElementsAre(SampleSteps{{0, 1, 2, 3}, {4, 5, 6, 7}}));
 }
 
 TEST_F(DeliveryTest, LastPadFillsTheShapeWithMarkedZeros) {
@@ -117,8 +117,9 @@ TEST_F(DeliveryTest, LastPadFillsTheShapeWithMarkedZeros) {
 }
 
 TEST_F(DeliveryTest, PerRankBatchGrowsTheGlobalBatchWithTheWorld) {
-  EXPECT_THAT(TakeAll(RangeSpec("8", "batch: {per_rank: 2}"), 2),
-              ElementsAre(Steps{{0, 1}, {4, 5}}, Steps{{2, 3}, {6, 7}}));
+  EXPECT_THAT(
+      TakeAll(RangeSpec("8", "batch: {per_rank: 2}"), 2),
+      ElementsAre(SampleSteps{{0, 1}, {4, 5}}, SampleSteps{{2, 3}, {6, 7}}));
 }
 
 TEST_F(DeliveryTest, ShuffledEpochsDifferAndEachHasEverySampleOnce) {
@@ -126,7 +127,7 @@ TEST_F(DeliveryTest, ShuffledEpochsDifferAndEachHasEverySampleOnce) {
       RangeSpec("1000", "batch: {size: 100}\nshuffle: {seed: 3}\nepochs: 2"),
       2);
   std::vector<Rows> epochs(2);
-  for (const Steps& steps : ranks) {
+  for (const SampleSteps& steps : ranks) {
     ASSERT_EQ(steps.size(), 20u);
     for (size_t step = 0; step < steps.size(); ++step) {
       Rows& epoch = epochs[step / 10];
@@ -552,7 +553,7 @@ TEST_F(DeliveryTest, RequestsThatAreNotOfTheProtocolAreAnsweredOrDropped) {
   }
   // The broker still serves.
   EXPECT_THAT(TakeAll(RangeSpec("2", "batch: {size: 2}"), 1),
-              ElementsAre(Steps{{0, 1}}));
+              ElementsAre(SampleSteps{{0, 1}}));
 }
 
 }  // namespace

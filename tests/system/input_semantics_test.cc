@@ -61,16 +61,16 @@ TEST_F(InputSemanticsTest, Example01RangeComesInOrder) {
 // 2. A global batch is divided over the replicas.
 TEST_F(InputSemanticsTest, Example02GlobalBatchIsDividedOverTwoRanks) {
   const std::string spec = RangeSpec("6", "batch: {size: 4}");
-  EXPECT_THAT(TakeAll(spec, 1), ElementsAre(Steps{{0, 1, 2, 3}, {4, 5}}));
+  EXPECT_THAT(TakeAll(spec, 1), ElementsAre(SampleSteps{{0, 1, 2, 3}, {4, 5}}));
   EXPECT_THAT(TakeAll(spec, 2),
-              ElementsAre(Steps{{0, 1}, {4}}, Steps{{2, 3}, {5}}));
+              ElementsAre(SampleSteps{{0, 1}, {4}}, SampleSteps{{2, 3}, {5}}));
 }
 
 // 3. A replica without rows gets a batch of size 0.
 TEST_F(InputSemanticsTest, Example03RankWithoutRowsGetsAnEmptyBatch) {
-  EXPECT_THAT(
-      TakeAll(RangeSpec("4", "batch: {size: 4}"), 5),
-      ElementsAre(Steps{{0}}, Steps{{1}}, Steps{{2}}, Steps{{3}}, Steps{{}}));
+  EXPECT_THAT(TakeAll(RangeSpec("4", "batch: {size: 4}"), 5),
+              ElementsAre(SampleSteps{{0}}, SampleSteps{{1}}, SampleSteps{{2}},
+                          SampleSteps{{3}}, SampleSteps{{}}));
 }
 
 // 4. A batch that the replicas do not divide: tf.distribute cuts ceil(4 / 3)
@@ -78,9 +78,11 @@ TEST_F(InputSemanticsTest, Example03RankWithoutRowsGetsAnEmptyBatch) {
 // divided, the first ranks get one more, and nobody is idle.
 TEST_F(InputSemanticsTest, Example04UnevenBatchGivesTheFirstRanksOneMore) {
   const std::string spec = RangeSpec("8", "batch: {size: 4}");
-  EXPECT_THAT(TakeAll(spec, 1), ElementsAre(Steps{{0, 1, 2, 3}, {4, 5, 6, 7}}));
-  EXPECT_THAT(TakeAll(spec, 3), ElementsAre(Steps{{0, 1}, {4, 5}},
-                                            Steps{{2}, {6}}, Steps{{3}, {7}}));
+  EXPECT_THAT(TakeAll(spec, 1),
+              ElementsAre(SampleSteps{{0, 1, 2, 3}, {4, 5, 6, 7}}));
+  EXPECT_THAT(TakeAll(spec, 3),
+              ElementsAre(SampleSteps{{0, 1}, {4, 5}}, SampleSteps{{2}, {6}},
+                          SampleSteps{{3}, {7}}));
 }
 
 // 5. FILE: whole files belong to one worker. tf.distribute gives 2 + 2 + 1 + 1
@@ -88,8 +90,8 @@ TEST_F(InputSemanticsTest, Example04UnevenBatchGivesTheFirstRanksOneMore) {
 TEST_F(InputSemanticsTest, Example05FilesAreDividedOverTheRanks) {
   EXPECT_THAT(
       TakeAll(FilesSpec(Files({6, 6}), "batch: {size: 4}\nshard: file"), 2),
-      ElementsAre(Steps{{0, 1}, {2, 3}, {4, 5}},
-                  Steps{{6, 7}, {8, 9}, {10, 11}}));
+      ElementsAre(SampleSteps{{0, 1}, {2, 3}, {4, 5}},
+                  SampleSteps{{6, 7}, {8, 9}, {10, 11}}));
 }
 
 // Uneven files: as with tf.distribute steps get smaller, and a rank that has
@@ -97,8 +99,8 @@ TEST_F(InputSemanticsTest, Example05FilesAreDividedOverTheRanks) {
 TEST_F(InputSemanticsTest, Example05UnevenFilesGiveEmptyBatchesAndEqualSteps) {
   EXPECT_THAT(
       TakeAll(FilesSpec(Files({5, 2, 3}), "batch: {size: 4}\nshard: file"), 2),
-      ElementsAre(Steps{{0, 1}, {2, 3}, {4, 7}, {8, 9}},
-                  Steps{{5, 6}, {}, {}, {}}));
+      ElementsAre(SampleSteps{{0, 1}, {2, 3}, {4, 7}, {8, 9}},
+                  SampleSteps{{5, 6}, {}, {}, {}}));
 }
 
 // Better: a state of any step goes on with any number of ranks, in the same
@@ -166,9 +168,10 @@ TEST_F(InputSemanticsTest, Example06RowsOfOneFileAreDividedAndReadOnce) {
       FilesSpec(Files({12}), "batch: {size: 4}\nshard: data");
   Reader first(OptionsFor(spec, 0, 2));
   Reader second(OptionsFor(spec, 1, 2));
-  EXPECT_EQ(StepsOf(RunToTheEnd(first).taken), (Steps{{0, 1}, {4, 5}, {8, 9}}));
+  EXPECT_EQ(StepsOf(RunToTheEnd(first).taken),
+            (SampleSteps{{0, 1}, {4, 5}, {8, 9}}));
   EXPECT_EQ(StepsOf(RunToTheEnd(second).taken),
-            (Steps{{2, 3}, {6, 7}, {10, 11}}));
+            (SampleSteps{{2, 3}, {6, 7}, {10, 11}}));
   EXPECT_EQ(broker_.RowsMade(), 12u);
 }
 
@@ -184,7 +187,7 @@ TEST_F(InputSemanticsTest, Example07EveryRankGetsEverythingMadeOnce) {
   std::thread thread([&] { of_second = RunToTheEnd(*second); });
   const Course of_first = RunToTheEnd(*first);
   thread.join();
-  const Steps all = {{0, 1}, {2, 3}, {4, 5}, {6, 7}, {8, 9}, {10, 11}};
+  const SampleSteps all = {{0, 1}, {2, 3}, {4, 5}, {6, 7}, {8, 9}, {10, 11}};
   EXPECT_EQ(StepsOf(of_first.taken), all);
   EXPECT_EQ(StepsOf(of_second.taken), all);
   EXPECT_EQ(broker_.RowsMade(), 12u);
@@ -194,10 +197,10 @@ TEST_F(InputSemanticsTest, Example07EveryRankGetsEverythingMadeOnce) {
 // number of ranks.
 TEST_F(InputSemanticsTest, Example07OffResumesWithAnyNumberOfRanks) {
   const std::string spec = RangeSpec("12", "batch: {size: 4}\nshard: off");
-  EXPECT_THAT(
-      TakeAll(RangeSpec("5", "batch: {size: 4}\nshard: off"), 3),
-      ElementsAre(Steps{{0, 1}, {2, 3}, {4}}, Steps{{0, 1}, {2, 3}, {4}},
-                  Steps{{0, 1}, {2, 3}, {4}}));
+  EXPECT_THAT(TakeAll(RangeSpec("5", "batch: {size: 4}\nshard: off"), 3),
+              ElementsAre(SampleSteps{{0, 1}, {2, 3}, {4}},
+                          SampleSteps{{0, 1}, {2, 3}, {4}},
+                          SampleSteps{{0, 1}, {2, 3}, {4}}));
   std::string state;
   {
     Reader reader(OptionsFor(spec, 0, 1));
@@ -211,7 +214,8 @@ TEST_F(InputSemanticsTest, Example07OffResumesWithAnyNumberOfRanks) {
   for (Options& each : options) each.state = state;
   for (const Course& course : RunAll(options)) {
     EXPECT_EQ(course.code, 0) << course.error;
-    EXPECT_EQ(StepsOf(course.taken), (Steps{{4, 5}, {6, 7}, {8, 9}, {10, 11}}));
+    EXPECT_EQ(StepsOf(course.taken),
+              (SampleSteps{{4, 5}, {6, 7}, {8, 9}, {10, 11}}));
   }
 }
 
@@ -225,9 +229,9 @@ TEST_F(InputSemanticsTest, Example08TooFewFilesAreAnErrorOnlyOfFile) {
               AllOf(HasSubstr("1 file for 2 ranks"), HasSubstr("shard: data"),
                     HasSubstr("split the data into 2 files or more")));
   EXPECT_THAT(TakeAll(FilesSpec(one, "batch: {size: 4}\nshard: auto"), 2),
-              ElementsAre(Steps{{0, 1}}, Steps{{2, 3}}));
+              ElementsAre(SampleSteps{{0, 1}}, SampleSteps{{2, 3}}));
   EXPECT_THAT(TakeAll(RangeSpec("4", "batch: {size: 4}\nshard: auto"), 2),
-              ElementsAre(Steps{{0, 1}}, Steps{{2, 3}}));
+              ElementsAre(SampleSteps{{0, 1}}, SampleSteps{{2, 3}}));
   EXPECT_THAT(AttachError(OptionsFor(
                   RangeSpec("4", "batch: {size: 4}\nshard: file"), 0, 2)),
               AllOf(HasSubstr("no files"), HasSubstr("shard: data")));
@@ -259,9 +263,9 @@ TEST_F(InputSemanticsTest, Example08PoliciesThatCannotHoldSayTheWayOut) {
 TEST_F(InputSemanticsTest,
        Example09EndOfDataIsAResultOnEveryRankAfterEqualSteps) {
   std::vector<int> epochs;
-  EXPECT_THAT(
-      TakeAll(RangeSpec("9", "batch: {size: 4}"), 2, &epochs),
-      ElementsAre(Steps{{0, 1}, {4, 5}, {8}}, Steps{{2, 3}, {6, 7}, {}}));
+  EXPECT_THAT(TakeAll(RangeSpec("9", "batch: {size: 4}"), 2, &epochs),
+              ElementsAre(SampleSteps{{0, 1}, {4, 5}, {8}},
+                          SampleSteps{{2, 3}, {6, 7}, {}}));
   EXPECT_THAT(epochs, ElementsAre(1, 1));
 }
 
@@ -367,7 +371,7 @@ TEST_F(InputSemanticsTest, Example12LookupGivesNumbersOfTheVocabulary) {
                   "map: [{lookup: {feature: value, vocabulary: [a, b, c, d, "
                   "f]}}]\nbatch: {size: 4}",
               1),
-      ElementsAre(Steps{{1, 3, 0, 1}, {3, 0, 1, 3}, {0, 1, 3, 0}}));
+      ElementsAre(SampleSteps{{1, 3, 0, 1}, {3, 0, 1, 3}, {0, 1, 3, 0}}));
 }
 
 // 13. A generator of 4 random floats, without end, that stops cleanly. Better:

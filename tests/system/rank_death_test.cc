@@ -95,9 +95,9 @@ class RankDeathTest : public DeliveryTest {
 
 TEST_F(RankDeathTest, ReplacementGetsWhatWasHeldMarkedAndTheRestUnmarked) {
   const std::string spec = Spec(160, "shuffle: {seed: 3}\nepochs: 2");
-  const Steps undisturbed = TakeAll(spec, 2)[1];
+  const SampleSteps undisturbed = TakeAll(spec, 2)[1];
   std::vector<RankProcess> ranks = StartAll(spec, 2);
-  Steps steps;
+  SampleSteps steps;
   std::vector<Taken> before = TakeSome(ranks[1], 4);
   ranks[1].Release(2);
   WaitUntilReady(Name(), 1, 3);
@@ -118,7 +118,7 @@ TEST_F(RankDeathTest, ReplacementGetsWhatWasHeldMarkedAndTheRestUnmarked) {
     EXPECT_EQ(after.taken[i].rows, undisturbed[2 + i]);
   }
   EXPECT_EQ(StepsOf(before),
-            Steps(undisturbed.begin(), undisturbed.begin() + 4));
+            SampleSteps(undisturbed.begin(), undisturbed.begin() + 4));
 }
 
 TEST_F(RankDeathTest, SecondReplacementGetsWhatBothPredecessorsHeld) {
@@ -191,7 +191,7 @@ TEST_F(RankDeathTest, ReplacementComesWhereItIsMissingNotWhereOthersAreAhead) {
 
 TEST_F(RankDeathTest, DeathAfterAnyNumberOfBatchesLosesNothing) {
   const std::string spec = Spec(40, "epochs: 2");
-  const Steps undisturbed = TakeAll(spec, 2)[1];
+  const SampleSteps undisturbed = TakeAll(spec, 2)[1];
   for (int taken = 0; taken <= 10; ++taken) {
     // A rank that had everything and released it has finished.
     for (int held = taken == 10 ? 1 : 0; held <= std::min(taken, 2); ++held) {
@@ -210,8 +210,9 @@ TEST_F(RankDeathTest, DeathAfterAnyNumberOfBatchesLosesNothing) {
       replacement.Run();
       const Course course = replacement.Finished();
       ASSERT_EQ(course.code, 0) << course.error;
-      ASSERT_EQ(StepsOf(course.taken),
-                Steps(undisturbed.begin() + taken - held, undisturbed.end()))
+      ASSERT_EQ(
+          StepsOf(course.taken),
+          SampleSteps(undisturbed.begin() + taken - held, undisturbed.end()))
           << taken << " taken, " << held << " held";
       for (size_t i = 0; i < course.taken.size(); ++i) {
         EXPECT_EQ(course.taken[i].redelivered, i < static_cast<size_t>(held));

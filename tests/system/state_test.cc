@@ -424,9 +424,9 @@ TEST_F(StateTest, OwedRowsComeFirstAndAreMarkedAsTheStateSays) {
   }
   const std::vector<Course> courses = RunAll(options);
   EXPECT_EQ(StepsOf(courses[0].taken),
-            Steps({{16, 17}, {4, 5}, {12, 13}, {16, 17}}));
+            SampleSteps({{16, 17}, {4, 5}, {12, 13}, {16, 17}}));
   EXPECT_EQ(StepsOf(courses[1].taken),
-            Steps({{18, 19}, {6}, {14, 15}, {18, 19}}));
+            SampleSteps({{18, 19}, {6}, {14, 15}, {18, 19}}));
   for (const Course& course : courses) {
     ASSERT_EQ(course.taken.size(), 4u);
     EXPECT_TRUE(course.taken[0].redelivered);
@@ -581,7 +581,7 @@ TEST_F(StateTest, ResetShrinksAndGrowsTheWorldWithoutLosingOrRepeatingARow) {
   uint64_t incarnation = 0;
   for (const Stage& stage : stages) {
     const int world_size = static_cast<int>(stage.of.size());
-    std::vector<Steps> shares(stage.of.size());
+    std::vector<SampleSteps> shares(stage.of.size());
     std::vector<std::string> states(stage.of.size());
     std::vector<uint64_t> incarnations(stage.of.size());
     std::vector<std::thread> threads;
@@ -611,7 +611,7 @@ TEST_F(StateTest, ResetShrinksAndGrowsTheWorldWithoutLosingOrRepeatingARow) {
     for (std::thread& thread : threads) thread.join();
     for (size_t step = 0; step < stage.steps; ++step) {
       Rows rows;
-      for (const Steps& share : shares) {
+      for (const SampleSteps& share : shares) {
         rows.insert(rows.end(), share[step].begin(), share[step].end());
       }
       EXPECT_EQ(rows, whole[begin + step].rows) << "step " << begin + step;
