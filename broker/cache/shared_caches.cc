@@ -64,10 +64,10 @@ StatusOr<std::shared_ptr<RowCache>> Shared(const std::string& key,
     std::erase_if(caches.by_key, [](const auto& each) {
       if (each.second.use_count() > 1) return false;  // somebody opens it
       MutexLock lock(&each.second->mutex);
-      const std::future<void>& closed = each.second->closed;
       return each.second->cache.expired() &&
-             (!closed.valid() || closed.wait_for(std::chrono::seconds(0)) ==
-                                     std::future_status::ready);
+             (!each.second->closed.valid() ||
+              each.second->closed.wait_for(std::chrono::seconds(0)) ==
+                  std::future_status::ready);
     });
     std::shared_ptr<OpenCache>& found = caches.by_key[key];
     if (found == nullptr) found = std::make_shared<OpenCache>();
@@ -116,19 +116,20 @@ StatusOr<std::shared_ptr<RowCache>> OpenDiskCache(const KeptRows& rows,
     return UnavailableError("no folder for caches: set PENSTOCK_CACHE_DIR");
   }
   const std::string key = KeyOf(rows.access, rows.key);
-  return Shared("disk " + key, [&](const auto& held)
-                                   -> StatusOr<std::shared_ptr<RowCache>> {
-    DiskCache::Options options;
-    options.files = {index, index.substr(0, index.rfind('.')) + ".entries"};
-    options.key = key;
-    options.bytes = bytes;
-    options.zstd = zstd;
-    MakeFolderOf(index);
-    auto cache = OpenFiles(options, rows, host, held);
-    if (cache.ok()) return cache;
-    // What is wrong with its files ends no job.
-    return Status(StatusCode::kUnavailable, cache.status().message());
-  });
+  return Shared(
+      "disk " + key,
+      [&](const auto& held) -> StatusOr<std::shared_ptr<RowCache>> {
+        DiskCache::Options options;
+        options.files = {index, index.substr(0, index.rfind('.')) + ".entries"};
+        options.key = key;
+        options.bytes = bytes;
+        options.zstd = zstd;
+        MakeFolderOf(index);
+        auto cache = OpenFiles(options, rows, host, held);
+        if (cache.ok()) return cache;
+        // What is wrong with its files ends no job.
+        return Status(StatusCode::kUnavailable, cache.status().message());
+      });
 }
 
 StatusOr<std::shared_ptr<RowCache>> OpenSnapshot(
