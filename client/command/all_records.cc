@@ -2,12 +2,12 @@
 
 #include <algorithm>
 
-#include "client/command/control_call.h"
 #include "client/command/first_batch.h"
-#include "client/command/json_field.h"
-#include "client/command/progress_bar.h"
 #include "client/command/subcommand.h"
-#include "client/command/table.h"
+#include "client/private_broker/control_call.h"
+#include "client/private_broker/json_field.h"
+#include "client/private_broker/progress_bar.h"
+#include "client/private_broker/table.h"
 #include "common/printable.h"
 #include "common/quantity.h"
 

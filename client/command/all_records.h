@@ -9,9 +9,9 @@
 #include <nlohmann/json.hpp>
 #include <string>
 
-#include "client/command/private_broker.h"
 #include "client/command/spec_file.h"
 #include "client/penstock.h"
+#include "client/private_broker/private_broker.h"
 #include "common/element_spec.h"
 #include "common/status.h"
 

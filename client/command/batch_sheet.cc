@@ -4,7 +4,7 @@
 #include <cmath>
 #include <optional>
 
-#include "client/command/table.h"
+#include "client/private_broker/table.h"
 #include "common/printable.h"
 
 namespace penstock {

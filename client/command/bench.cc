@@ -8,13 +8,13 @@
 #include <algorithm>
 
 #include "client/command/bench_drain.h"
-#include "client/command/json_field.h"
-#include "client/command/private_broker.h"
 #include "client/command/replay.h"
 #include "client/command/row_check.h"
 #include "client/command/spec_file.h"
 #include "client/command/subcommand.h"
-#include "client/command/table.h"
+#include "client/private_broker/json_field.h"
+#include "client/private_broker/private_broker.h"
+#include "client/private_broker/table.h"
 #include "common/command_line.h"
 #include "common/quantity.h"
 

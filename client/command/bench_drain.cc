@@ -10,12 +10,12 @@
 #include <chrono>
 
 #include "client/command/bench_rank.h"
-#include "client/command/control_call.h"
-#include "client/command/interrupt.h"
-#include "client/command/json_field.h"
-#include "client/command/process.h"
-#include "client/command/progress_bar.h"
 #include "client/command/subcommand.h"
+#include "client/private_broker/control_call.h"
+#include "client/private_broker/interrupt.h"
+#include "client/private_broker/json_field.h"
+#include "client/private_broker/process.h"
+#include "client/private_broker/progress_bar.h"
 
 namespace penstock {
 namespace {

@@ -8,8 +8,8 @@
 #include <string>
 #include <vector>
 
-#include "client/command/private_broker.h"
 #include "client/command/row_check.h"
+#include "client/private_broker/private_broker.h"
 #include "common/status.h"
 
 namespace penstock {

@@ -10,9 +10,9 @@
 #include <filesystem>
 #include <memory>
 
-#include "client/command/interrupt.h"
-#include "client/command/private_broker.h"
 #include "client/command/subcommand.h"
+#include "client/private_broker/interrupt.h"
+#include "client/private_broker/private_broker.h"
 #include "common/command_line.h"
 #include "common/printable.h"
 

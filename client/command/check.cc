@@ -2,12 +2,12 @@
 // their jobs will need, one row of each, and warnings.
 
 #include "client/command/first_batch.h"
-#include "client/command/interrupt.h"
-#include "client/command/json_field.h"
-#include "client/command/private_broker.h"
 #include "client/command/spec_file.h"
 #include "client/command/subcommand.h"
-#include "client/command/table.h"
+#include "client/private_broker/interrupt.h"
+#include "client/private_broker/json_field.h"
+#include "client/private_broker/private_broker.h"
+#include "client/private_broker/table.h"
 #include "common/class_names.h"
 #include "common/command_line.h"
 #include "common/quantity.h"

@@ -10,8 +10,8 @@
 #include <string_view>
 #include <utility>
 
-#include "client/command/json_field.h"
-#include "client/command/table.h"
+#include "client/private_broker/json_field.h"
+#include "client/private_broker/table.h"
 #include "common/format.h"
 #include "common/quantity.h"
 

@@ -13,12 +13,12 @@
 #include <string>
 #include <vector>
 
-#include "client/command/control_call.h"
 #include "client/command/doctor.h"
 #include "client/command/job_options.h"
-#include "client/command/json_field.h"
 #include "client/command/subcommand.h"
 #include "client/penstock.h"
+#include "client/private_broker/control_call.h"
+#include "client/private_broker/json_field.h"
 #include "common/command_line.h"
 #include "common/message.h"
 #include "common/printable.h"

@@ -4,8 +4,8 @@
 #include <cmath>
 #include <limits>
 
-#include "client/command/json_field.h"
-#include "client/command/table.h"
+#include "client/private_broker/json_field.h"
+#include "client/private_broker/table.h"
 #include "common/format.h"
 #include "common/quantity.h"
 

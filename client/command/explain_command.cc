@@ -18,20 +18,20 @@
 #include <thread>
 
 #include "client/command/bench_rank.h"
-#include "client/command/control_call.h"
 #include "client/command/explain.h"
 #include "client/command/first_batch.h"
-#include "client/command/interrupt.h"
 #include "client/command/job_options.h"
-#include "client/command/json_field.h"
 #include "client/command/output_file.h"
 #include "client/command/penstockd_output.h"
-#include "client/command/private_broker.h"
-#include "client/command/progress_bar.h"
 #include "client/command/spec_file.h"
 #include "client/command/subcommand.h"
-#include "client/command/table.h"
 #include "client/penstock.h"
+#include "client/private_broker/control_call.h"
+#include "client/private_broker/interrupt.h"
+#include "client/private_broker/json_field.h"
+#include "client/private_broker/private_broker.h"
+#include "client/private_broker/progress_bar.h"
+#include "client/private_broker/table.h"
 #include "common/command_line.h"
 #include "common/message.h"
 #include "common/printable.h"
@@ -94,9 +94,9 @@ struct RunTask {
 // What a run tells, as JSON: "per_s" (rows made), "reading" (workers that
 // waited for reads), "take_s" (of a sample), and for its parts "before" and
 // "after" (answers to `measure`).
-class Run {
+class MeasuredRun {
  public:
-  explicit Run(const RunTask& task) : task_(task) {}
+  explicit MeasuredRun(const RunTask& task) : task_(task) {}
 
   // In a process of its own.
   StatusOr<std::string> Measure() {
@@ -262,7 +262,7 @@ class SpecRuns {
     task.parts = parts;
     PENSTOCK_ASSIGN_OR_RETURN(
         const std::string text,
-        InTakingProcess(broker_, [&task] { return Run(task).Measure(); }));
+        InTakingProcess(broker_, [&task] { return MeasuredRun(task).Measure(); }));
     const nlohmann::json told = nlohmann::json::parse(text, nullptr, false);
     RunResult result;
     result.made = PartsBetween(FieldOf(told, "before"), FieldOf(told, "after"));

@@ -8,9 +8,9 @@
 #include <cerrno>
 #include <cstdio>
 
-#include "client/command/interrupt.h"
-#include "client/command/process.h"
 #include "client/command/subcommand.h"
+#include "client/private_broker/interrupt.h"
+#include "client/private_broker/process.h"
 
 namespace penstock {
 

@@ -9,8 +9,8 @@
 #include <functional>
 #include <string>
 
-#include "client/command/private_broker.h"
 #include "client/penstock.h"
+#include "client/private_broker/private_broker.h"
 #include "common/element_spec.h"
 #include "common/status.h"
 

@@ -5,10 +5,10 @@
 
 #include <iterator>
 
-#include "client/command/interrupt.h"
-#include "client/command/private_folder.h"
-#include "client/command/process.h"
 #include "client/command/subcommand.h"
+#include "client/private_broker/interrupt.h"
+#include "client/private_broker/private_folder.h"
+#include "client/private_broker/process.h"
 
 namespace penstock {
 

@@ -7,8 +7,8 @@
 #include <string>
 #include <vector>
 
-#include "client/command/private_broker.h"
 #include "client/command/subcommand.h"
+#include "client/private_broker/private_broker.h"
 #include "common/command_line.h"
 
 namespace penstock {

@@ -19,7 +19,7 @@
 #include <optional>
 #include <utility>
 
-#include "client/command/interrupt.h"
+#include "client/private_broker/interrupt.h"
 #include "common/format.h"
 #include "common/quantity.h"
 

@@ -9,11 +9,11 @@
 #include <vector>
 
 #include "client/command/batch_sheet.h"
-#include "client/command/control_call.h"
 #include "client/command/first_batch.h"
-#include "client/command/json_field.h"
-#include "client/command/private_broker.h"
 #include "client/command/spec_file.h"
+#include "client/private_broker/control_call.h"
+#include "client/private_broker/json_field.h"
+#include "client/private_broker/private_broker.h"
 #include "common/format.h"
 #include "common/message.h"
 #include "common/printable.h"

@@ -3,8 +3,8 @@
 #include <csignal>
 #include <cstdio>
 
-#include "client/command/interrupt.h"
 #include "client/command/subcommand.h"
+#include "client/private_broker/interrupt.h"
 #include "common/command_line.h"
 
 namespace penstock {

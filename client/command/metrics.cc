@@ -7,7 +7,7 @@
 #include <utility>
 #include <vector>
 
-#include "client/command/json_field.h"
+#include "client/private_broker/json_field.h"
 #include "common/format.h"
 #include "common/status_fields.h"
 

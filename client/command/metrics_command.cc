@@ -4,13 +4,13 @@
 #include <memory>
 #include <string>
 
-#include "client/command/control_call.h"
 #include "client/command/http_server.h"
-#include "client/command/interrupt.h"
 #include "client/command/job_options.h"
 #include "client/command/metrics.h"
 #include "client/command/output_file.h"
 #include "client/command/subcommand.h"
+#include "client/private_broker/control_call.h"
+#include "client/private_broker/interrupt.h"
 #include "common/command_line.h"
 #include "common/message.h"
 #include "common/printable.h"

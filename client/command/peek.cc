@@ -7,9 +7,9 @@
 #include "client/command/contact_sheet.h"
 #include "client/command/first_batch.h"
 #include "client/command/output_file.h"
-#include "client/command/private_broker.h"
 #include "client/command/spec_file.h"
 #include "client/command/subcommand.h"
+#include "client/private_broker/private_broker.h"
 #include "common/command_line.h"
 #include "common/quantity.h"
 

@@ -7,9 +7,9 @@
 #include <algorithm>
 #include <cerrno>
 
-#include "client/command/interrupt.h"
-#include "client/command/private_broker.h"
-#include "client/command/process.h"
+#include "client/private_broker/interrupt.h"
+#include "client/private_broker/private_broker.h"
+#include "client/private_broker/process.h"
 #include "common/fd.h"
 
 namespace penstock {

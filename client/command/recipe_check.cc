@@ -17,8 +17,8 @@
 #include <memory>
 #include <set>
 
-#include "client/command/interrupt.h"
-#include "client/command/table.h"
+#include "client/private_broker/interrupt.h"
+#include "client/private_broker/table.h"
 #include "common/fd.h"
 #include "common/printable.h"
 #include "common/quantity.h"

@@ -6,11 +6,11 @@
 #include <string>
 #include <vector>
 
-#include "client/command/progress_bar.h"
 #include "client/command/recipe.h"
 #include "client/command/recipe_check.h"
 #include "client/command/subcommand.h"
-#include "client/command/table.h"
+#include "client/private_broker/progress_bar.h"
+#include "client/private_broker/table.h"
 #include "common/command_line.h"
 #include "common/printable.h"
 #include "common/quantity.h"

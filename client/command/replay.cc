@@ -1,7 +1,7 @@
 #include "client/command/replay.h"
 
 #include "client/command/penstockd_output.h"
-#include "client/command/progress_bar.h"
+#include "client/private_broker/progress_bar.h"
 
 namespace penstock {
 

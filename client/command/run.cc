@@ -10,12 +10,12 @@
 #include <optional>
 
 #include "client/command/guard.h"
-#include "client/command/interrupt.h"
-#include "client/command/json_field.h"
-#include "client/command/private_broker.h"
 #include "client/command/spec_file.h"
 #include "client/command/subcommand.h"
 #include "client/command/supervise.h"
+#include "client/private_broker/interrupt.h"
+#include "client/private_broker/json_field.h"
+#include "client/private_broker/private_broker.h"
 #include "common/command_line.h"
 #include "common/job_state.h"
 

@@ -11,7 +11,7 @@
 #include <string_view>
 #include <utility>
 
-#include "client/command/interrupt.h"
+#include "client/private_broker/interrupt.h"
 
 namespace penstock {
 namespace {

@@ -4,7 +4,7 @@
 #include <filesystem>
 #include <string_view>
 
-#include "client/command/json_field.h"
+#include "client/private_broker/json_field.h"
 #include "common/message.h"
 #include "common/text_file.h"
 

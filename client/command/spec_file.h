@@ -9,7 +9,7 @@
 #include <string>
 #include <vector>
 
-#include "client/command/control_call.h"
+#include "client/private_broker/control_call.h"
 #include "common/element_spec.h"
 #include "common/status.h"
 

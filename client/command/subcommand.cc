@@ -6,8 +6,8 @@
 #include <csignal>
 #include <cstdio>
 
-#include "client/command/interrupt.h"
 #include "client/penstock.h"
+#include "client/private_broker/interrupt.h"
 #include "common/command_line.h"
 #include "common/printable.h"
 

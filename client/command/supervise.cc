@@ -7,8 +7,8 @@
 #include <optional>
 #include <utility>
 
-#include "client/command/interrupt.h"
 #include "client/command/subcommand.h"
+#include "client/private_broker/interrupt.h"
 
 namespace penstock {
 namespace {

@@ -12,9 +12,9 @@
 #include <string>
 #include <vector>
 
-#include "client/command/private_broker.h"
-#include "client/command/process.h"
 #include "client/command/tagged_output.h"
+#include "client/private_broker/private_broker.h"
+#include "client/private_broker/process.h"
 
 namespace penstock {
 

@@ -5,7 +5,7 @@
 #include <optional>
 #include <utility>
 
-#include "client/command/table.h"
+#include "client/private_broker/table.h"
 #include "common/format.h"
 #include "common/printable.h"
 

@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "client/command/json_field.h"
+#include "client/private_broker/json_field.h"
 
 namespace penstock {
 

@@ -11,12 +11,12 @@
 #include <tuple>
 #include <utility>
 
-#include "client/command/control_call.h"
-#include "client/command/interrupt.h"
 #include "client/command/job_options.h"
 #include "client/command/screen.h"
 #include "client/command/subcommand.h"
 #include "client/command/top.h"
+#include "client/private_broker/control_call.h"
+#include "client/private_broker/interrupt.h"
 #include "common/command_line.h"
 #include "common/message.h"
 #include "common/printable.h"

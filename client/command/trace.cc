@@ -14,11 +14,11 @@
 #include <utility>
 #include <vector>
 
-#include "client/command/interrupt.h"
 #include "client/command/job_options.h"
-#include "client/command/json_field.h"
 #include "client/command/output_file.h"
 #include "client/command/subcommand.h"
+#include "client/private_broker/interrupt.h"
+#include "client/private_broker/json_field.h"
 #include "common/command_line.h"
 #include "common/message.h"
 #include "common/printable.h"

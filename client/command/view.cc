@@ -13,15 +13,15 @@
 #include <string_view>
 #include <utility>
 
-#include "client/command/control_call.h"
 #include "client/command/http_server.h"
-#include "client/command/interrupt.h"
 #include "client/command/job_batch.h"
 #include "client/command/job_options.h"
-#include "client/command/json_field.h"
 #include "client/command/output_file.h"
 #include "client/command/subcommand.h"
 #include "client/command/view_page.h"
+#include "client/private_broker/control_call.h"
+#include "client/private_broker/interrupt.h"
+#include "client/private_broker/json_field.h"
 #include "common/command_line.h"
 #include "common/message.h"
 #include "common/printable.h"

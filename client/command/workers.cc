@@ -2,11 +2,11 @@
 #include <cstdint>
 #include <string>
 
-#include "client/command/control_call.h"
 #include "client/command/job_options.h"
-#include "client/command/json_field.h"
 #include "client/command/subcommand.h"
-#include "client/command/table.h"
+#include "client/private_broker/control_call.h"
+#include "client/private_broker/json_field.h"
+#include "client/private_broker/table.h"
 #include "common/command_line.h"
 #include "common/message.h"
 #include "common/quantity.h"

@@ -7,8 +7,7 @@
 
 #include "tests/command/command_fixture.h"
 
-namespace penstock {
-namespace {
+namespace penstock::command_bench_test {
 
 namespace fs = std::filesystem;
 using nlohmann::json;
@@ -397,5 +396,4 @@ TEST_F(CommandBenchTest, CheckOfTwoSpecsComparesTheirLabels) {
   ExpectNothingLeft();
 }
 
-}  // namespace
-}  // namespace penstock
+}  // namespace penstock::command_bench_test

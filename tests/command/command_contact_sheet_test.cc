@@ -14,8 +14,7 @@
 
 #include "client/command/contact_sheet.h"
 
-namespace penstock {
-namespace {
+namespace penstock::command_contact_sheet_test {
 
 using testing::HasSubstr;
 
@@ -172,5 +171,4 @@ TEST_F(PngTest, AFolderThatIsNotThereIsNamed) {
   EXPECT_THAT(status.message(), HasSubstr(path));
 }
 
-}  // namespace
-}  // namespace penstock
+}  // namespace penstock::command_contact_sheet_test

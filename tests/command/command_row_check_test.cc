@@ -8,8 +8,7 @@
 
 #include "client/command/row_check.h"
 
-namespace penstock {
-namespace {
+namespace penstock::command_row_check_test {
 
 RowRecord Row(uint64_t epoch, uint64_t step, uint32_t rank, uint32_t row,
               int64_t id) {
@@ -152,5 +151,4 @@ TEST(OrderDigestTest, HasOneNumberPerEpoch) {
   EXPECT_NE(digests[0], digests[1]);
 }
 
-}  // namespace
-}  // namespace penstock
+}  // namespace penstock::command_row_check_test

@@ -8,8 +8,7 @@
 
 #include "tests/command/command_fixture.h"
 
-namespace penstock {
-namespace {
+namespace penstock::command_run_test {
 
 namespace fs = std::filesystem;
 using testing::AllOf;
@@ -452,5 +451,4 @@ TEST_F(CommandRunTest, NoBrokerIsAMessageWithTheWayOut) {
               AllOf(HasSubstr("none.sock"), HasSubstr("penstock run")));
 }
 
-}  // namespace
-}  // namespace penstock
+}  // namespace penstock::command_run_test

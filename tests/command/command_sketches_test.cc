@@ -15,8 +15,7 @@
 #include "client/command/statistics_plot.h"
 #include "common/format.h"
 
-namespace penstock {
-namespace {
+namespace penstock::command_sketches_test {
 
 void ExpectQuantiles(const QuantileSketch& sketch, std::vector<double> values) {
   std::sort(values.begin(), values.end());
@@ -164,5 +163,4 @@ TEST(SmallHistogramTest, HasABarOfWhatIsThere) {
             static_cast<size_t>(sheet.width * sheet.height));
 }
 
-}  // namespace
-}  // namespace penstock
+}  // namespace penstock::command_sketches_test

@@ -4,13 +4,12 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "client/command/json_field.h"
-#include "client/command/progress_bar.h"
 #include "client/command/spec_file.h"
-#include "client/command/table.h"
+#include "client/private_broker/json_field.h"
+#include "client/private_broker/progress_bar.h"
+#include "client/private_broker/table.h"
 
-namespace penstock {
-namespace {
+namespace penstock::command_table_test {
 
 using testing::AllOf;
 using testing::EndsWith;
@@ -109,5 +108,4 @@ TEST(DatasetIndexTest, AnOddAnswerIsAnErrorAndNamesTheField) {
   EXPECT_FALSE(DatasetIndexFromJson(odd).ok());
 }
 
-}  // namespace
-}  // namespace penstock
+}  // namespace penstock::command_table_test

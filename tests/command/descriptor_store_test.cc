@@ -2,7 +2,7 @@
 // protocol would keep, within its limits, and leaks none. Method: libsystemd's
 // own messages, foreign senders, broken messages, more descriptors and names
 // than are allowed.
-#include "client/command/descriptor_store.h"
+#include "client/private_broker/descriptor_store.h"
 
 #include <fcntl.h>
 #include <gmock/gmock.h>
@@ -20,10 +20,9 @@
 #include <cstring>
 #include <filesystem>
 
-#include "client/command/process.h"
+#include "client/private_broker/process.h"
 
-namespace penstock {
-namespace {
+namespace penstock::descriptor_store_test {
 
 using testing::ElementsAre;
 using testing::IsEmpty;
@@ -313,5 +312,4 @@ TEST_F(DescriptorStoreTest, WithoutDescriptorsLeftAMessageIsDroppedAsAWhole) {
   EXPECT_EQ(OpenDescriptors(), open);
 }
 
-}  // namespace
-}  // namespace penstock
+}  // namespace penstock::descriptor_store_test

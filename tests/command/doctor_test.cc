@@ -15,8 +15,7 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
-namespace penstock {
-namespace {
+namespace penstock::doctor_test {
 
 namespace fs = std::filesystem;
 using testing::HasSubstr;
@@ -299,5 +298,4 @@ TEST_F(DoctorTest, FoldersThatAreFull) {
   Expect(kAdvice, "space", "/var/lib/penstock", "penstock.yaml");
 }
 
-}  // namespace
-}  // namespace penstock
+}  // namespace penstock::doctor_test

@@ -12,8 +12,7 @@
 #include "tests/command/command_fixture.h"
 #include "tests/support/gated_file_system.h"
 
-namespace penstock {
-namespace {
+namespace penstock::explain_test {
 
 using testing::AllOf;
 using testing::ContainsRegex;
@@ -204,5 +203,4 @@ TEST_F(ExplainStorageTest, SlowStorageIsNamed) {
   EXPECT_TRUE(std::filesystem::is_empty(runtime_));
 }
 
-}  // namespace
-}  // namespace penstock
+}  // namespace penstock::explain_test

@@ -19,15 +19,14 @@
 #include <vector>
 
 #include "client/command/http_server.h"
-#include "client/command/interrupt.h"
+#include "client/private_broker/interrupt.h"
 #include "common/fd.h"
 #include "common/format.h"
 #include "common/status_fields.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
-namespace penstock {
-namespace {
+namespace penstock::metrics_test {
 
 using testing::HasSubstr;
 using testing::Not;
@@ -335,5 +334,4 @@ TEST(HttpServerTest, AddressesAreChecked) {
   EXPECT_TRUE(HttpServer::Listen(":0").ok());
 }
 
-}  // namespace
-}  // namespace penstock
+}  // namespace penstock::metrics_test

@@ -2,7 +2,7 @@
 // after pauses, until it is given up; its folder is removed even if its owner
 // was killed. Method: command_fake_penstockd.py stands in for penstockd, in
 // RestartPolicy, PrivateBroker and the loop of `penstock run`.
-#include "client/command/private_broker.h"
+#include "client/private_broker/private_broker.h"
 
 #include <gmock/gmock.h>
 #include <sys/mman.h>
@@ -18,8 +18,7 @@
 #include "common/message.h"
 #include "tests/command/command_fixture.h"
 
-namespace penstock {
-namespace {
+namespace penstock::private_broker_test {
 
 namespace fs = std::filesystem;
 using std::chrono::milliseconds;
@@ -508,5 +507,4 @@ TEST_F(SuperviseTest, RanksThatEndTogetherAreNotToldOf) {
   EXPECT_EQ(testing::internal::GetCapturedStderr(), "");
 }
 
-}  // namespace
-}  // namespace penstock
+}  // namespace penstock::private_broker_test

@@ -18,8 +18,7 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
-namespace penstock {
-namespace {
+namespace penstock::recipe_test {
 
 namespace fs = std::filesystem;
 using testing::Contains;
@@ -366,5 +365,4 @@ TEST_F(RecipeTest, ASpecNamesTheFolder) {
               HasSubstr("more names"));
 }
 
-}  // namespace
-}  // namespace penstock
+}  // namespace penstock::recipe_test

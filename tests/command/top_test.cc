@@ -9,13 +9,12 @@
 #include <string>
 #include <vector>
 
-#include "client/command/table.h"
+#include "client/private_broker/table.h"
 #include "common/format.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
-namespace penstock {
-namespace {
+namespace penstock::top_test {
 
 using testing::HasSubstr;
 using Json = nlohmann::json;
@@ -142,5 +141,4 @@ TEST(TopTest, AnyAnswerFitsAnySize) {
   }
 }
 
-}  // namespace
-}  // namespace penstock
+}  // namespace penstock::top_test

@@ -26,7 +26,7 @@
 #include <utility>
 #include <vector>
 
-#include "client/command/table.h"
+#include "client/private_broker/table.h"
 #include "common/command_line.h"
 #include "tests/crash/judge.h"
 #include "tests/crash/storm_broker.h"

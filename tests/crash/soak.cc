@@ -20,8 +20,8 @@
 #include <string>
 #include <vector>
 
-#include "client/command/control_call.h"
-#include "client/command/table.h"
+#include "client/private_broker/control_call.h"
+#include "client/private_broker/table.h"
 #include "common/command_line.h"
 #include "tests/crash/judge.h"
 #include "tests/crash/storm_broker.h"

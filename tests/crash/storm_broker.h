@@ -14,8 +14,8 @@
 #include <utility>
 #include <vector>
 
-#include "client/command/descriptor_store.h"
-#include "client/command/process.h"
+#include "client/private_broker/descriptor_store.h"
+#include "client/private_broker/process.h"
 #include "common/fd.h"
 
 namespace penstock {

@@ -1242,10 +1242,6 @@ class DeliverySimulationTest : public testing::Test {
   // All interleavings with this many preemptions.
   static void NeverFails(const std::string& name, const Config& config,
                          Options options) {
-#ifdef PENSTOCK_SMALL_BOUNDS
-    NeverFailsAtRandom(name, config, 1'000, options.deaths_max);
-    return;
-#endif
     const Result result = Explore(options, TheWorld(config));
     Say(name, result);
     EXPECT_FALSE(result.failed) << name << ": " << result.message;
@@ -1254,9 +1250,6 @@ class DeliverySimulationTest : public testing::Test {
   // This many random interleavings.
   static void NeverFailsAtRandom(const std::string& name, const Config& config,
                                  uint64_t runs, int deaths) {
-#ifdef PENSTOCK_SMALL_BOUNDS
-    runs /= 20;
-#endif
     // For a long manual search.
     if (const char* times = std::getenv("PENSTOCK_SIMULATION_TIMES")) {
       runs *= std::strtoull(times, nullptr, 10);

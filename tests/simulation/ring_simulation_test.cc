@@ -624,9 +624,6 @@ class RingSimulationTest : public testing::Test {
                   Options options = {}) {
     for (const Memory memory : {Memory::kTso, Memory::kCpp}) {
       options.memory = memory;
-#ifdef PENSTOCK_SMALL_BOUNDS
-      options.preemptions_max = 1;
-#endif
       const char* which = memory == Memory::kTso ? "TSO" : "C++";
       const Result result =
           All(Format("{} ({})", name, which).c_str(), options, scenario);

@@ -19,8 +19,7 @@
 #include "tests/support/delivery_fixture.h"
 #include "tests/support/slow_pictures.h"
 
-namespace penstock {
-namespace {
+namespace penstock::bottleneck_test {
 
 using std::chrono::milliseconds;
 using testing::AllOf;
@@ -546,5 +545,4 @@ TEST_F(BottleneckSystemTest, StorageIsNamed) {
   StopRanks();  // before the storage is gone
 }
 
-}  // namespace
-}  // namespace penstock
+}  // namespace penstock::bottleneck_test

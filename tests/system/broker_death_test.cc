@@ -22,8 +22,7 @@
 #include "tests/support/delivery_fixture.h"
 #include "tests/system/kept_broker.h"
 
-namespace penstock {
-namespace {
+namespace penstock::broker_death_test {
 
 using testing::AllOf;
 using testing::HasSubstr;
@@ -1236,5 +1235,4 @@ TEST_F(BroadcastDeathTest, NobodyReconnectsToAJobThatIsOver) {
   }
 }
 
-}  // namespace
-}  // namespace penstock
+}  // namespace penstock::broker_death_test

@@ -11,8 +11,7 @@
 #include "gtest/gtest.h"
 #include "tests/support/delivery_fixture.h"
 
-namespace penstock {
-namespace {
+namespace penstock::cached_rows_test {
 
 using testing::HasSubstr;
 
@@ -114,5 +113,4 @@ TEST_F(CachedRowsTest, RowsOfATruncatedFileAreSkipped) {
   EXPECT_EQ(kept, 200U);
 }
 
-}  // namespace
-}  // namespace penstock
+}  // namespace penstock::cached_rows_test

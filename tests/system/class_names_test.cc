@@ -12,8 +12,7 @@
 #include "tests/support/broker_process.h"
 #include "tests/support/encode_jpeg.h"
 
-namespace penstock {
-namespace {
+namespace penstock::class_names_test {
 
 using testing::HasSubstr;
 using testing::IsEmpty;
@@ -104,5 +103,4 @@ TEST_F(ClassWarningTest, WhoAttachesIsToldWhenAnOpenDatasetHasOtherLabels) {
   EXPECT_EQ(WarningInStatus("train"), "");
 }
 
-}  // namespace
-}  // namespace penstock
+}  // namespace penstock::class_names_test

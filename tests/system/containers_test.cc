@@ -22,8 +22,7 @@
 #define SO_PEERPIDFD 77  // Linux 6.5
 #endif
 
-namespace penstock {
-namespace {
+namespace penstock::containers_test {
 
 using testing::HasSubstr;
 using testing::Not;
@@ -440,5 +439,4 @@ TEST_F(ContainersTest, ProcessesAreToldApartWhereTheyHaveNoNumber) {
   for (const int fd : {own, again, of_other}) close(fd);
 }
 
-}  // namespace
-}  // namespace penstock
+}  // namespace penstock::containers_test

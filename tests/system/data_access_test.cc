@@ -15,8 +15,7 @@
 #include "tests/support/broker_process.h"
 #include "tests/support/other_user.h"
 
-namespace penstock {
-namespace {
+namespace penstock::data_access_test {
 
 using testing::HasSubstr;
 using testing::StartsWith;
@@ -176,5 +175,4 @@ TEST_F(DataAccessTest, AFunctionWithinAMixIsAFunction) {
       HasSubstr("parts[0].source: "));
 }
 
-}  // namespace
-}  // namespace penstock
+}  // namespace penstock::data_access_test

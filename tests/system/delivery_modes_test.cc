@@ -14,8 +14,7 @@
 #include "gtest/gtest.h"
 #include "tests/support/delivery_fixture.h"
 
-namespace penstock {
-namespace {
+namespace penstock::delivery_modes_test {
 
 using testing::AllOf;
 using testing::Each;
@@ -529,5 +528,4 @@ TEST_F(IndependentTest, StatusNamesTheProcessOfEachConsumer) {
   EXPECT_EQ(reported, processes);
 }
 
-}  // namespace
-}  // namespace penstock
+}  // namespace penstock::delivery_modes_test

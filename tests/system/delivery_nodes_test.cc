@@ -21,8 +21,7 @@
 #include "gtest/gtest.h"
 #include "tests/support/delivery_fixture.h"
 
-namespace penstock {
-namespace {
+namespace penstock::delivery_nodes_test {
 
 using testing::HasSubstr;
 
@@ -551,5 +550,4 @@ TEST_F(TwoNodesTest, WhatARankSaysOfItsPlaceIsChecked) {
   }
 }
 
-}  // namespace
-}  // namespace penstock
+}  // namespace penstock::delivery_nodes_test

@@ -22,8 +22,7 @@
 #include "gtest/gtest.h"
 #include "tests/support/delivery_fixture.h"
 
-namespace penstock {
-namespace {
+namespace penstock::delivery_test {
 
 using testing::ElementsAre;
 using testing::HasSubstr;
@@ -556,5 +555,4 @@ TEST_F(DeliveryTest, RequestsThatAreNotOfTheProtocolAreAnsweredOrDropped) {
               ElementsAre(SampleSteps{{0, 1}}));
 }
 
-}  // namespace
-}  // namespace penstock
+}  // namespace penstock::delivery_test

@@ -11,8 +11,7 @@
 #include "gtest/gtest.h"
 #include "tests/support/delivery_fixture.h"
 
-namespace penstock {
-namespace {
+namespace penstock::fair_shares_test {
 
 class FairSharesTest : public DeliveryTest {
  protected:
@@ -58,5 +57,4 @@ TEST_F(FairSharesTest, RowsThatAreReadDoNotWaitForAsManyThatCostMore) {
   other.join();
 }
 
-}  // namespace
-}  // namespace penstock
+}  // namespace penstock::fair_shares_test

@@ -11,8 +11,7 @@
 #include "gtest/gtest.h"
 #include "tests/support/delivery_fixture.h"
 
-namespace penstock {
-namespace {
+namespace penstock::forgotten_job_test {
 
 using testing::HasSubstr;
 
@@ -171,5 +170,4 @@ TEST_F(ForgottenJobTest, RegisteredDatasetThatIsNotKnownAnyMoreIsSaidAtOnce) {
   EndsWith("no record of dataset 'numbers'");
 }
 
-}  // namespace
-}  // namespace penstock
+}  // namespace penstock::forgotten_job_test

@@ -19,8 +19,7 @@
 #include "gtest/gtest.h"
 #include "tests/support/delivery_fixture.h"
 
-namespace penstock {
-namespace {
+namespace penstock::hung_function_test {
 
 using testing::HasSubstr;
 using Clock = std::chrono::steady_clock;
@@ -235,5 +234,4 @@ TEST_F(HungFunctionTest, TheBrokerEndsThoughAFunctionHangs) {
   rank.join();
 }
 
-}  // namespace
-}  // namespace penstock
+}  // namespace penstock::hung_function_test

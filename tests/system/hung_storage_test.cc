@@ -26,8 +26,7 @@
 #include "tests/support/broker_process.h"
 #include "tests/support/gated_file_system.h"
 
-namespace penstock {
-namespace {
+namespace penstock::hung_storage_test {
 
 using testing::HasSubstr;
 
@@ -301,5 +300,4 @@ TEST_F(HungStorageTest, BrokerStopsAllTheSame) {
   EXPECT_EQ(State(broker_->pid()), 'Z');
 }
 
-}  // namespace
-}  // namespace penstock
+}  // namespace penstock::hung_storage_test

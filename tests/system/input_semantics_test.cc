@@ -14,8 +14,7 @@
 #include "gtest/gtest.h"
 #include "tests/support/delivery_fixture.h"
 
-namespace penstock {
-namespace {
+namespace penstock::input_semantics_test {
 
 using testing::AllOf;
 using testing::ElementsAre;
@@ -489,5 +488,4 @@ TEST_F(InputSemanticsTest, Example15FilesAreDividedOverHosts) {
   for (const auto& [value, count] : times) EXPECT_EQ(count, 2) << value;
 }
 
-}  // namespace
-}  // namespace penstock
+}  // namespace penstock::input_semantics_test

@@ -14,7 +14,7 @@
 #include <utility>
 #include <vector>
 
-#include "client/command/private_broker.h"
+#include "client/private_broker/private_broker.h"
 #include "common/message.h"
 
 namespace penstock {

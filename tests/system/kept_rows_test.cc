@@ -20,8 +20,7 @@
 #include "gtest/gtest.h"
 #include "tests/support/delivery_fixture.h"
 
-namespace penstock {
-namespace {
+namespace penstock::kept_rows_test {
 
 namespace fs = std::filesystem;
 using testing::HasSubstr;
@@ -362,5 +361,4 @@ TEST_F(KeptRowsTest, ASnapshotElsewhereNamesTheWayOut) {
   EXPECT_THAT(error, HasSubstr("PENSTOCK_SNAPSHOT_PATH"));
 }
 
-}  // namespace
-}  // namespace penstock
+}  // namespace penstock::kept_rows_test

@@ -12,8 +12,7 @@
 #include "tests/support/delivery_fixture.h"
 #include "tests/system/kept_broker.h"
 
-namespace penstock {
-namespace {
+namespace penstock::late_rank_test {
 
 using testing::HasSubstr;
 
@@ -420,5 +419,4 @@ TEST_F(LateAfterBrokerDeathTest, WhoLeftBeforeTheDeathBeginsAnewAfterIt) {
   EXPECT_TRUE(late.Finished().taken.empty());
 }
 
-}  // namespace
-}  // namespace penstock
+}  // namespace penstock::late_rank_test

@@ -12,8 +12,7 @@
 #include "gtest/gtest.h"
 #include "tests/support/delivery_fixture.h"
 
-namespace penstock {
-namespace {
+namespace penstock::memory_limit_test {
 
 class MemoryLimitTest : public testing::Test {
  protected:
@@ -75,5 +74,4 @@ TEST_F(MemoryLimitTest, AJobBesideAnotherIsRefused) {
   }
 }
 
-}  // namespace
-}  // namespace penstock
+}  // namespace penstock::memory_limit_test

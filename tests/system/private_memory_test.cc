@@ -14,8 +14,7 @@
 
 #include "tests/support/delivery_fixture.h"
 
-namespace penstock {
-namespace {
+namespace penstock::private_memory_test {
 
 constexpr int kRows = 4096;  // 32 KiB: several pages
 
@@ -193,5 +192,4 @@ TEST_F(PrivateMemoryTest, AForkedChildMayCloseTheReaderBeforeItsBatches) {
   EXPECT_EQ(RunToTheEnd(*reader).taken.size(), 6u);
 }
 
-}  // namespace
-}  // namespace penstock
+}  // namespace penstock::private_memory_test

@@ -11,8 +11,7 @@
 #include "tests/support/delivery_fixture.h"
 #include "tests/system/kept_broker.h"
 
-namespace penstock {
-namespace {
+namespace penstock::producer_broker_death_test {
 
 using testing::HasSubstr;
 
@@ -378,5 +377,4 @@ TEST_F(ProducerBrokerDeathTest, ABrokerThatDoesNotComeBackIsNamed) {
   EXPECT_THAT(error, HasSubstr("reconnect_s"));
 }
 
-}  // namespace
-}  // namespace penstock
+}  // namespace penstock::producer_broker_death_test

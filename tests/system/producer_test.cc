@@ -13,8 +13,7 @@
 #include "common/producer_memory.h"
 #include "tests/support/delivery_fixture.h"
 
-namespace penstock {
-namespace {
+namespace penstock::producer_test {
 
 using testing::HasSubstr;
 
@@ -724,5 +723,4 @@ TEST_F(HostileProducerTest, ItIsNothingButAProducer) {
   EXPECT_FALSE(Send({{"op", "finish"}}).ok());
 }
 
-}  // namespace
-}  // namespace penstock
+}  // namespace penstock::producer_test

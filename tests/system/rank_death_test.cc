@@ -20,8 +20,7 @@
 #include "gtest/gtest.h"
 #include "tests/support/delivery_fixture.h"
 
-namespace penstock {
-namespace {
+namespace penstock::rank_death_test {
 
 using testing::AllOf;
 using testing::HasSubstr;
@@ -926,5 +925,4 @@ TEST_F(RankDeathTest, MemoryComesBackWhenAllHaveLeft) {
   }
 }
 
-}  // namespace
-}  // namespace penstock
+}  // namespace penstock::rank_death_test

@@ -13,8 +13,7 @@
 #include "gtest/gtest.h"
 #include "tests/support/delivery_fixture.h"
 
-namespace penstock {
-namespace {
+namespace penstock::reload_test {
 
 using testing::AllOf;
 using testing::HasSubstr;
@@ -145,5 +144,4 @@ TEST_F(ReloadTest, APrivateBrokerEndsWithItsTerminal) {
   EXPECT_EQ(broker.Stop(SIGHUP), -SIGHUP);
 }
 
-}  // namespace
-}  // namespace penstock
+}  // namespace penstock::reload_test

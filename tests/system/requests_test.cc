@@ -24,8 +24,7 @@
 #include "tests/support/answer_fields.h"
 #include "tests/support/delivery_fixture.h"
 
-namespace penstock {
-namespace {
+namespace penstock::requests_test {
 
 using nlohmann::json;
 using testing::HasSubstr;
@@ -376,5 +375,4 @@ TEST(RequestsPagesTest, TablesAreTheDeclaration) {
   }
 }
 
-}  // namespace
-}  // namespace penstock
+}  // namespace penstock::requests_test

@@ -28,8 +28,7 @@
 #include "gtest/gtest.h"
 #include "tests/support/broker_process.h"
 
-namespace penstock {
-namespace {
+namespace penstock::sample_quarantine_test {
 
 using testing::HasSubstr;
 
@@ -524,5 +523,4 @@ TEST_F(BrokerDeathTest, BrokerThatWasStoppedDoesNotTakeItForAHang) {
   EXPECT_TRUE(taken);
 }
 
-}  // namespace
-}  // namespace penstock
+}  // namespace penstock::sample_quarantine_test

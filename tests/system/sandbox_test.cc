@@ -22,8 +22,7 @@
 #include "tests/support/delivery_fixture.h"
 #include "tests/support/hostile_attempts.h"
 
-namespace penstock {
-namespace {
+namespace penstock::sandbox_test {
 
 using testing::_;
 using testing::Each;
@@ -186,5 +185,4 @@ TEST_F(SandboxTest, EveryAttemptSucceedsWithoutIt) {
   }
 }
 
-}  // namespace
-}  // namespace penstock
+}  // namespace penstock::sandbox_test

@@ -26,8 +26,7 @@
 #include "tests/support/delivery_fixture.h"
 #include "tests/support/gated_state_directory.h"
 
-namespace penstock {
-namespace {
+namespace penstock::state_directory_test {
 
 using testing::HasSubstr;
 
@@ -236,5 +235,4 @@ TEST_F(StateDirectoryTest, BrokerStopsAllTheSame) {
   EXPECT_TRUE(is_over());
 }
 
-}  // namespace
-}  // namespace penstock
+}  // namespace penstock::state_directory_test

@@ -20,8 +20,7 @@
 #include "gtest/gtest.h"
 #include "tests/support/delivery_fixture.h"
 
-namespace penstock {
-namespace {
+namespace penstock::state_test {
 
 using testing::AllOf;
 using testing::HasSubstr;
@@ -808,5 +807,4 @@ TEST_F(StateTest, StateOfADynamicJobIsGoneOnWithInSplit) {
   EXPECT_EQ(Sorted(rows), Numbers(60, 2));
 }
 
-}  // namespace
-}  // namespace penstock
+}  // namespace penstock::state_test

@@ -16,8 +16,7 @@
 #include "tests/support/answer_fields.h"
 #include "tests/support/delivery_fixture.h"
 
-namespace penstock {
-namespace {
+namespace penstock::status_fields_test {
 
 using nlohmann::json;
 
@@ -128,5 +127,4 @@ TEST(StatusFieldsReadmeTest, TablesAreTheDeclaration) {
   }
 }
 
-}  // namespace
-}  // namespace penstock
+}  // namespace penstock::status_fields_test

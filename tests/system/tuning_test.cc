@@ -21,8 +21,7 @@
 #include "tests/support/delivery_fixture.h"
 #include "tests/support/slow_pictures.h"
 
-namespace penstock {
-namespace {
+namespace penstock::tuning_test {
 
 using testing::HasSubstr;
 using testing::StartsWith;
@@ -209,5 +208,4 @@ TEST(IdleProcessorsTest, AreThoseOfTheSetSinceTheLastCall) {
   EXPECT_FALSE(of_both.SinceLastCall());
 }
 
-}  // namespace
-}  // namespace penstock
+}  // namespace penstock::tuning_test

@@ -26,8 +26,7 @@
 #include "tests/support/gated_file_system.h"
 #include "tests/support/other_user.h"
 
-namespace penstock {
-namespace {
+namespace penstock::users_test {
 
 using testing::ElementsAre;
 using testing::HasSubstr;
@@ -484,5 +483,4 @@ TEST_F(UsersTest, FourJobsOfOneGetNoMoreTimeThanOneOfAnother) {
   EXPECT_GT(rows_of_alice() - alice, kRows / 2);
 }
 
-}  // namespace
-}  // namespace penstock
+}  // namespace penstock::users_test

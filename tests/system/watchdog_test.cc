@@ -24,8 +24,7 @@
 #include "gtest/gtest.h"
 #include "tests/support/delivery_fixture.h"
 
-namespace penstock {
-namespace {
+namespace penstock::watchdog_test {
 
 using Clock = std::chrono::steady_clock;
 // A message every 100 ms.
@@ -190,5 +189,4 @@ TEST_F(WatchdogTest, AControlThreadThatStandsStillStarvesIt) {
   EXPECT_TRUE(IsFed());
 }
 
-}  // namespace
-}  // namespace penstock
+}  // namespace penstock::watchdog_test

@@ -18,8 +18,7 @@
 #include "gtest/gtest.h"
 #include "tests/support/delivery_fixture.h"
 
-namespace penstock {
-namespace {
+namespace penstock::workers_test {
 
 using testing::HasSubstr;
 
@@ -195,5 +194,4 @@ TEST_F(WorkersTest, OnlyRootAndTheBrokersUserMaySetThem) {
   EXPECT_EQ(WEXITSTATUS(status), 0);
 }
 
-}  // namespace
-}  // namespace penstock
+}  // namespace penstock::workers_test

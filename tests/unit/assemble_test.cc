@@ -11,8 +11,7 @@
 #include "common/segment.h"
 #include "gtest/gtest.h"
 
-namespace penstock {
-namespace {
+namespace penstock::assemble_test {
 
 TEST(AssembleTest, ABatchShowsNothingOfTheSlotsFormerRows) {
   constexpr uint64_t kRows = 5;
@@ -69,5 +68,4 @@ TEST(AssembleTest, ABatchShowsNothingOfTheSlotsFormerRows) {
   }
 }
 
-}  // namespace
-}  // namespace penstock
+}  // namespace penstock::assemble_test

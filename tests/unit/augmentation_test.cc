@@ -11,8 +11,7 @@
 
 #include "broker/transform/crop.h"
 
-namespace penstock {
-namespace {
+namespace penstock::augmentation_test {
 
 double Word53(uint64_t first, uint64_t second) {
   return static_cast<double>((second << 32 | first) >> 11) * 0x1p-53;
@@ -146,5 +145,4 @@ TEST_F(CropTest, NoCropIsTheWholePicture) {
   EXPECT_EQ(Choose({}, {375, 500}, 0), (CropBox{.width = 500, .height = 375}));
 }
 
-}  // namespace
-}  // namespace penstock
+}  // namespace penstock::augmentation_test

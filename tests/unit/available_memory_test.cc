@@ -7,8 +7,7 @@
 #include "gtest/gtest.h"
 #include "tests/unit/folder_fixture.h"
 
-namespace penstock {
-namespace {
+namespace penstock::available_memory_test {
 
 using testing::HasSubstr;
 
@@ -63,5 +62,4 @@ TEST_F(AvailableMemoryTest, CpuQuotaOfAnAncestorCounts) {
   EXPECT_DOUBLE_EQ(CgroupCpuQuota(Files()), 1.5);
 }
 
-}  // namespace
-}  // namespace penstock
+}  // namespace penstock::available_memory_test

@@ -17,8 +17,7 @@
 #include "broker/plan/mix.h"
 #include "broker/plan/plan.h"
 
-namespace penstock {
-namespace {
+namespace penstock::batches_by_part_test {
 
 using testing::HasSubstr;
 
@@ -269,5 +268,4 @@ TEST(BatchesByPartTest, WhatCannotBeIsAnError) {
               HasSubstr("rows in an epoch"));
 }
 
-}  // namespace
-}  // namespace penstock
+}  // namespace penstock::batches_by_part_test

@@ -17,8 +17,7 @@
 
 #include "broker/io/guarded_copy.h"
 
-namespace penstock {
-namespace {
+namespace penstock::cached_range_test {
 
 constexpr uint64_t kPage = 4096;
 constexpr uint64_t kBytes = 4 * kPage;
@@ -168,5 +167,4 @@ TEST(GuardedCopyDeathTest, OtherBusErrorsEndTheProcess) {
       "");
 }
 
-}  // namespace
-}  // namespace penstock
+}  // namespace penstock::cached_range_test

@@ -17,8 +17,7 @@
 #include "gtest/gtest.h"
 #include "tests/unit/folder_fixture.h"
 
-namespace penstock {
-namespace {
+namespace penstock::config_test {
 
 using testing::HasSubstr;
 
@@ -179,5 +178,4 @@ TEST_F(ConfigTest, ProcessorsAndWorkersThatCannotBeAreRefusedWithTheirPlace) {
               HasSubstr("c.yaml:1:10: workers: '0' is not a number from 1"));
 }
 
-}  // namespace
-}  // namespace penstock
+}  // namespace penstock::config_test

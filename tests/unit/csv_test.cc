@@ -10,8 +10,7 @@
 
 #include "tests/unit/file_source.h"
 
-namespace penstock {
-namespace {
+namespace penstock::csv_test {
 
 using testing::ElementsAre;
 using testing::HasSubstr;
@@ -308,5 +307,4 @@ TEST_F(CsvTest, AFileThatIsChangedInPlaceIsAnError) {
   ReadFails(*source, 0);
 }
 
-}  // namespace
-}  // namespace penstock
+}  // namespace penstock::csv_test

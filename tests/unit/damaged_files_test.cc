@@ -16,8 +16,7 @@
 #include "tests/unit/numpy_file.h"
 #include "tests/unit/zip_file.h"
 
-namespace penstock {
-namespace {
+namespace penstock::damaged_files_test {
 
 using testing::HasSubstr;
 
@@ -191,5 +190,4 @@ TEST_P(DamagedFilesTest, AFileThatIsDeletedOrReplacedIsReadToTheEnd) {
 INSTANTIATE_TEST_SUITE_P(Sources, DamagedFilesTest, testing::ValuesIn(Kinds()),
                          [](const auto& info) { return info.param.name; });
 
-}  // namespace
-}  // namespace penstock
+}  // namespace penstock::damaged_files_test

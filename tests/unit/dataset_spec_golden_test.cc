@@ -14,8 +14,7 @@
 #include "broker/declare/declaration.h"
 #include "broker/spec/dataset_spec.h"
 
-namespace penstock {
-namespace {
+namespace penstock::dataset_spec_golden_test {
 
 std::string ResultOf(const std::string& text) {
   const auto spec = ParseDatasetSpec(text, "a.yaml", "/base");
@@ -53,5 +52,4 @@ TEST(DatasetSpecGoldenTest, TextsReadAsTheyDid) {
   EXPECT_GT(cases, 4 * specs);
 }
 
-}  // namespace
-}  // namespace penstock
+}  // namespace penstock::dataset_spec_golden_test

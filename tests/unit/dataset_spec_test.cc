@@ -17,8 +17,7 @@
 #include "broker/declare/declaration.h"
 #include "common/text_file.h"
 
-namespace penstock {
-namespace {
+namespace penstock::dataset_spec_test {
 
 using testing::AllOf;
 using testing::ElementsAre;
@@ -1038,5 +1037,4 @@ TEST(DatasetSpecTest, TheExamplesParse) {
   }
 }
 
-}  // namespace
-}  // namespace penstock
+}  // namespace penstock::dataset_spec_test

@@ -14,8 +14,7 @@
 #include "broker/transform/jpeg_decoder.h"
 #include "tests/support/encode_jpeg.h"
 
-namespace penstock {
-namespace {
+namespace penstock::decode_image_test {
 
 using testing::HasSubstr;
 using Bytes = std::vector<std::byte>;
@@ -446,5 +445,4 @@ TEST_F(DecodeImageTest, StrayBytesAfterAPartsFilePass) {
   EXPECT_TRUE(Decode(file, {1, 3, 2, 20, 9}).ok());
 }
 
-}  // namespace
-}  // namespace penstock
+}  // namespace penstock::decode_image_test

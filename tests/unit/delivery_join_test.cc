@@ -12,8 +12,7 @@
 #include "common/ring.h"
 #include "gtest/gtest.h"
 
-namespace penstock {
-namespace {
+namespace penstock::delivery_join_test {
 
 constexpr uint64_t kSteps = 4;  // of an epoch, of one row each
 
@@ -125,5 +124,4 @@ TEST_F(DeliveryJoinTest, AClaimThatIsImpossibleIsBounded) {
   EXPECT_LE(delivery_->State().position, Plan::kTotalRowsMax + kSteps);
 }
 
-}  // namespace
-}  // namespace penstock
+}  // namespace penstock::delivery_join_test

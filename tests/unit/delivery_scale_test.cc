@@ -11,8 +11,7 @@
 #include "common/ring.h"
 #include "gtest/gtest.h"
 
-namespace penstock {
-namespace {
+namespace penstock::delivery_scale_test {
 
 constexpr uint32_t kHold = 1;
 constexpr uint32_t kPrefetch = 2;
@@ -176,5 +175,4 @@ TEST(DeliveryScaleTest, AWakeIsAskedForBeforeTheRankHasItsRing) {
   }
 }
 
-}  // namespace
-}  // namespace penstock
+}  // namespace penstock::delivery_scale_test

@@ -16,8 +16,7 @@
 #include "broker/spec/dataset_spec.h"
 #include "broker/spec/describe.h"
 
-namespace penstock {
-namespace {
+namespace penstock::describe_spec_test {
 
 using testing::HasSubstr;
 
@@ -142,5 +141,4 @@ TEST(DescribeSpecTest, AnUnknownNameIsAnErrorThatKnowsTheNearest) {
             "nothing of a spec is named 'rnage'; did you mean 'range'?");
 }
 
-}  // namespace
-}  // namespace penstock
+}  // namespace penstock::describe_spec_test

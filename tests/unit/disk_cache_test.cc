@@ -25,8 +25,7 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
-namespace penstock {
-namespace {
+namespace penstock::disk_cache_test {
 
 using testing::HasSubstr;
 
@@ -489,5 +488,4 @@ TEST_F(DiskCacheTest, SnapshotsAreWrittenBelowNamedFoldersOnly) {
   }
 }
 
-}  // namespace
-}  // namespace penstock
+}  // namespace penstock::disk_cache_test

@@ -12,8 +12,7 @@
 #include "common/fd.h"
 #include "gtest/gtest.h"
 
-namespace penstock {
-namespace {
+namespace penstock::event_loop_test {
 
 TEST(EventLoopTest, PostedTasksRunOnTheLoopInOrder) {
   auto loop = EventLoop::Make();
@@ -67,5 +66,4 @@ TEST(EventLoopTest, CallbackMayUnwatchItself) {
   EXPECT_EQ(calls, 1);
 }
 
-}  // namespace
-}  // namespace penstock
+}  // namespace penstock::event_loop_test

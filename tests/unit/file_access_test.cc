@@ -23,8 +23,7 @@
 #include "broker/index/data_file.h"
 #include "broker/io/read.h"
 
-namespace penstock {
-namespace {
+namespace penstock::file_access_test {
 
 using testing::HasSubstr;
 
@@ -358,5 +357,4 @@ INSTANTIATE_TEST_SUITE_P(Backends, ReaderAccessTest,
                                          Case{"pread", ReadBackend::kPread}),
                          [](const auto& info) { return info.param.backend; });
 
-}  // namespace
-}  // namespace penstock
+}  // namespace penstock::file_access_test

@@ -15,8 +15,7 @@
 #include "broker/declare/yaml.h"
 #include "broker/index/data_files.h"
 
-namespace penstock {
-namespace {
+namespace penstock::file_patterns_test {
 
 using testing::ElementsAre;
 using testing::HasSubstr;
@@ -188,5 +187,4 @@ TEST_F(FilePatternsTest, FilesAreOpenedTogetherAndNewOnesNoticed) {
             StatusCode::kCancelled);
 }
 
-}  // namespace
-}  // namespace penstock
+}  // namespace penstock::file_patterns_test

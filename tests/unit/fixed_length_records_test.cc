@@ -14,8 +14,7 @@
 #include "broker/index/data_file.h"
 #include "broker/source/kinds.h"
 
-namespace penstock {
-namespace {
+namespace penstock::fixed_length_records_test {
 
 using testing::HasSubstr;
 using testing::StartsWith;
@@ -160,5 +159,4 @@ TEST_F(FixedLengthRecordsTest, AutoGoesPastThePageCacheWhenItWouldNotHelp) {
           (*DataFile::Open(folder_ + "/a", *FileAccess::OfBroker())).fd()));
 }
 
-}  // namespace
-}  // namespace penstock
+}  // namespace penstock::fixed_length_records_test

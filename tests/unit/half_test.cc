@@ -10,8 +10,7 @@
 #include <cmath>
 #include <limits>
 
-namespace penstock {
-namespace {
+namespace penstock::half_test {
 
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
 
@@ -94,5 +93,4 @@ TEST(HalfTest, InfinitiesAndNansStayWhatTheyAre) {
   }
 }
 
-}  // namespace
-}  // namespace penstock
+}  // namespace penstock::half_test

@@ -14,8 +14,7 @@
 
 #include "broker/source/kinds.h"
 
-namespace penstock {
-namespace {
+namespace penstock::idx_source_test {
 
 using testing::AllOf;
 using testing::ElementsAre;
@@ -301,5 +300,4 @@ TEST_F(IdxSourceTest, OpeningCanBeCancelled) {
             Write("images", Gzip(Header(0x08, {2, 1}) + "ab")));
 }
 
-}  // namespace
-}  // namespace penstock
+}  // namespace penstock::idx_source_test

@@ -16,8 +16,7 @@
 
 #include "broker/source/kinds.h"
 
-namespace penstock {
-namespace {
+namespace penstock::image_folder_source_test {
 
 namespace fs = std::filesystem;
 using testing::AllOf;
@@ -554,5 +553,4 @@ TEST_F(ImageFolderSourceTest, WithoutACacheFolderItJustScans) {
   EXPECT_THAT(Records(), SizeIs(1));
 }
 
-}  // namespace
-}  // namespace penstock
+}  // namespace penstock::image_folder_source_test

@@ -7,8 +7,7 @@
 
 #include "tests/unit/file_source.h"
 
-namespace penstock {
-namespace {
+namespace penstock::image_list_test {
 
 namespace fs = std::filesystem;
 using testing::ElementsAre;
@@ -251,5 +250,4 @@ TEST_F(ImageListTest, WithoutClassesThereAreNoNames) {
       IsEmpty());
 }
 
-}  // namespace
-}  // namespace penstock
+}  // namespace penstock::image_list_test

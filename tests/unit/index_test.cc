@@ -19,8 +19,7 @@
 
 #include "broker/index/cache_file.h"
 
-namespace penstock {
-namespace {
+namespace penstock::index_test {
 
 using testing::ElementsAre;
 using testing::HasSubstr;
@@ -271,5 +270,4 @@ TEST_F(IndexTest, ScansSeeTheSameBytesWhateverTheirSteps) {
   }
 }
 
-}  // namespace
-}  // namespace penstock
+}  // namespace penstock::index_test

@@ -20,8 +20,7 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
-namespace penstock {
-namespace {
+namespace penstock::job_test {
 
 std::atomic<bool> faulted{false};
 std::atomic<bool> readable{false};
@@ -148,5 +147,4 @@ TEST(JobTest, AViolatedInvariantEndsTheJobByName) {
   EXPECT_FALSE(other.job->failed());
 }
 
-}  // namespace
-}  // namespace penstock
+}  // namespace penstock::job_test

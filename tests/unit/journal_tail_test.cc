@@ -21,8 +21,7 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
-namespace penstock {
-namespace {
+namespace penstock::journal_tail_test {
 
 using testing::ElementsAre;
 using testing::IsEmpty;
@@ -211,5 +210,4 @@ TEST(MemoryFolderTest, IsFoundAgainAndIsNobodyElses) {
   std::filesystem::remove_all(state);
 }
 
-}  // namespace
-}  // namespace penstock
+}  // namespace penstock::journal_tail_test

@@ -19,8 +19,7 @@
 
 #include "tests/support/memory_journal_files.h"
 
-namespace penstock {
-namespace {
+namespace penstock::journal_test {
 
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
@@ -900,5 +899,4 @@ TEST_F(JournalDirectoryTest, AKilledProcessLosesNoAckedRecord) {
   }
 }
 
-}  // namespace
-}  // namespace penstock
+}  // namespace penstock::journal_test

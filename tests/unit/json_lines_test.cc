@@ -5,8 +5,7 @@
 
 #include "tests/unit/file_source.h"
 
-namespace penstock {
-namespace {
+namespace penstock::json_lines_test {
 
 using testing::ElementsAre;
 using testing::HasSubstr;
@@ -183,5 +182,4 @@ TEST_F(JsonLinesTest, PointersAreThoseOfTheRfc) {
   EXPECT_EQ(PointerTokens("/a~"), std::nullopt);
 }
 
-}  // namespace
-}  // namespace penstock
+}  // namespace penstock::json_lines_test

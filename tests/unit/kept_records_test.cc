@@ -16,8 +16,7 @@
 
 #include "broker/job/dataset.h"
 
-namespace penstock {
-namespace {
+namespace penstock::kept_records_test {
 
 using testing::ElementsAre;
 using testing::HasSubstr;
@@ -195,5 +194,4 @@ TEST_F(KeptRecordsTest, EachByteOfTheFileIsChecked) {
   EXPECT_EQ(error(whole), "");
 }
 
-}  // namespace
-}  // namespace penstock
+}  // namespace penstock::kept_records_test

@@ -15,8 +15,7 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
-namespace penstock {
-namespace {
+namespace penstock::launcher_test {
 
 using testing::HasSubstr;
 using Variables = std::map<std::string, std::string>;
@@ -262,5 +261,4 @@ TEST(LocalRankTest, IsTheLaunchersNumber) {
             1);
 }
 
-}  // namespace
-}  // namespace penstock
+}  // namespace penstock::launcher_test

@@ -25,8 +25,7 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
-namespace penstock {
-namespace {
+namespace penstock::log_test {
 
 using testing::HasSubstr;
 
@@ -325,5 +324,4 @@ TEST(MessagesTest, EachHasAllThatAnAdministratorNeeds) {
   }
 }
 
-}  // namespace
-}  // namespace penstock
+}  // namespace penstock::log_test

@@ -20,8 +20,7 @@
 #include "gtest/gtest.h"
 #include "tests/support/gated_state_directory.h"
 
-namespace penstock {
-namespace {
+namespace penstock::lost_records_test {
 
 using testing::HasSubstr;
 
@@ -245,5 +244,4 @@ TEST_F(LostRecordsTest, AnOrderlyEndLeavesNothingInMemory) {
   EXPECT_FALSE(next->TakeJobs().at(0).incomplete);
 }
 
-}  // namespace
-}  // namespace penstock
+}  // namespace penstock::lost_records_test

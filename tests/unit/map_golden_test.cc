@@ -16,8 +16,7 @@
 #include "broker/spec/dataset_spec.h"
 #include "broker/transform/row_program.h"
 
-namespace penstock {
-namespace {
+namespace penstock::map_golden_test {
 
 using Json = nlohmann::ordered_json;
 using Bytes = std::vector<std::byte>;
@@ -303,5 +302,4 @@ TEST_F(MapGoldenTest, WhatDoesNotFitNamesTheStepAndTheWayOut) {
               HasSubstr("use rand_augment or trivial_augment"));
 }
 
-}  // namespace
-}  // namespace penstock
+}  // namespace penstock::map_golden_test

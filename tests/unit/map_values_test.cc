@@ -19,8 +19,7 @@
 #include "broker/transform/row_program.h"
 #include "tests/unit/feature_bytes.h"
 
-namespace penstock {
-namespace {
+namespace penstock::map_values_test {
 
 using testing::ElementsAre;
 using testing::HasSubstr;
@@ -613,5 +612,4 @@ TEST_F(MapValuesTest, ConcatenateAndReshape) {
               ElementsAre(1, 2, 8, 3, 4, 9));
 }
 
-}  // namespace
-}  // namespace penstock
+}  // namespace penstock::map_values_test

@@ -15,8 +15,7 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
-namespace penstock {
-namespace {
+namespace penstock::message_test {
 
 using testing::HasSubstr;
 
@@ -160,5 +159,4 @@ TEST(WakeTest, WakesAreEatenAndAGonePeerIsSeen) {
   SendWake(pair->rank.get());  // no SIGPIPE
 }
 
-}  // namespace
-}  // namespace penstock
+}  // namespace penstock::message_test

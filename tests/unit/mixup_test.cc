@@ -20,8 +20,7 @@
 #include "broker/transform/half.h"
 #include "broker/transform/row_program.h"
 
-namespace penstock {
-namespace {
+namespace penstock::mixup_test {
 
 using testing::Each;
 using testing::HasSubstr;
@@ -293,5 +292,4 @@ TEST_F(MixupTest, WhatIsWrongIsAnErrorOfTheSpec) {
   EXPECT_EQ(ErrorOf("[{mixup: {}}, {cutmix: {}}]"), "");
 }
 
-}  // namespace
-}  // namespace penstock
+}  // namespace penstock::mixup_test

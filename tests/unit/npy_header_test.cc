@@ -11,8 +11,7 @@
 
 #include "tests/unit/numpy_file.h"
 
-namespace penstock {
-namespace {
+namespace penstock::npy_header_test {
 
 using testing::ElementsAre;
 using testing::HasSubstr;
@@ -140,5 +139,4 @@ TEST(NpyHeaderTest, AHeaderIsNotLongerThanItsLimit) {
               HasSubstr("a header of 65537 bytes, more than 65536"));
 }
 
-}  // namespace
-}  // namespace penstock
+}  // namespace penstock::npy_header_test

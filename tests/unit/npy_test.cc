@@ -8,8 +8,7 @@
 #include "tests/unit/numpy_file.h"
 #include "tests/unit/zip_file.h"
 
-namespace penstock {
-namespace {
+namespace penstock::npy_test {
 
 using testing::ElementsAre;
 using testing::HasSubstr;
@@ -232,5 +231,4 @@ TEST_F(NpyTest, TwoMembersOfOneNameAreRefused) {
               HasSubstr("two members have the same name"));
 }
 
-}  // namespace
-}  // namespace penstock
+}  // namespace penstock::npy_test

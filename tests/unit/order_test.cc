@@ -22,8 +22,7 @@
 #include "broker/plan/subset.h"
 #include "broker/plan/windows.h"
 
-namespace penstock {
-namespace {
+namespace penstock::order_test {
 
 using testing::ElementsAre;
 using testing::HasSubstr;
@@ -741,5 +740,4 @@ TEST(SelectTest, APlanOfAMixResumesAtAnyRow) {
   }
 }
 
-}  // namespace
-}  // namespace penstock
+}  // namespace penstock::order_test

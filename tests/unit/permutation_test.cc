@@ -12,8 +12,7 @@
 #include <utility>
 #include <vector>
 
-namespace penstock {
-namespace {
+namespace penstock::permutation_test {
 
 using testing::ElementsAre;
 
@@ -242,5 +241,4 @@ TEST(PermutationTest, EveryInputBitReachesEveryOutputBit) {
   }
 }
 
-}  // namespace
-}  // namespace penstock
+}  // namespace penstock::permutation_test

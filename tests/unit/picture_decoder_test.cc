@@ -20,8 +20,7 @@
 #include "broker/transform/orientation.h"
 #include "tests/support/encode_jpeg.h"
 
-namespace penstock {
-namespace {
+namespace penstock::picture_decoder_test {
 
 using testing::AllOf;
 using testing::HasSubstr;
@@ -503,5 +502,4 @@ TEST(OrientationTest, CropsAreThoseOfTheUprightPicture) {
   }
 }
 
-}  // namespace
-}  // namespace penstock
+}  // namespace penstock::picture_decoder_test

@@ -12,8 +12,7 @@
 #include <string>
 #include <vector>
 
-namespace penstock {
-namespace {
+namespace penstock::plan_test {
 
 using testing::ElementsAre;
 using testing::HasSubstr;
@@ -551,5 +550,4 @@ TEST(PlanFromTest, ImpossibleStartsAreRefused) {
   EXPECT_TRUE(whole.From({10, {}}, 2).ok());
 }
 
-}  // namespace
-}  // namespace penstock
+}  // namespace penstock::plan_test

@@ -12,8 +12,7 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
-namespace penstock {
-namespace {
+namespace penstock::populate_test {
 
 TEST(PopulateTest, RangesArePopulatedInOrder) {
   const auto plan = PlanSegment({{"x", DType::kUint8, {1 << 20}}}, 4, 3, 1);
@@ -45,5 +44,4 @@ TEST(PopulateTest, MemoryThatCannotBeHadIsAnErrorNotADeath) {
   munmap(forbidden, kPageBytes);
 }
 
-}  // namespace
-}  // namespace penstock
+}  // namespace penstock::populate_test

@@ -17,8 +17,7 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
-namespace penstock {
-namespace {
+namespace penstock::program_launcher_test {
 
 using testing::HasSubstr;
 
@@ -146,5 +145,4 @@ TEST_F(ProgramLauncherTest, ReapTellsHowAProgramEnded) {
   EXPECT_EQ(ProgramLauncher::Get()->Reap(getpid()), std::nullopt);
 }
 
-}  // namespace
-}  // namespace penstock
+}  // namespace penstock::program_launcher_test

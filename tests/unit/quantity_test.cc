@@ -6,8 +6,7 @@
 
 #include "gtest/gtest.h"
 
-namespace penstock {
-namespace {
+namespace penstock::quantity_test {
 
 TEST(ParseBytesTest, SizesAreRead) {
   EXPECT_EQ(*ParseBytes("1024"), 1024u);
@@ -28,5 +27,4 @@ TEST(ParseDurationTest, TimesAreRead) {
   }
 }
 
-}  // namespace
-}  // namespace penstock
+}  // namespace penstock::quantity_test

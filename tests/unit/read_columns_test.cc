@@ -15,8 +15,7 @@
 #include "broker/job/dataset.h"
 #include "tests/unit/file_source.h"
 
-namespace penstock {
-namespace {
+namespace penstock::read_columns_test {
 
 namespace fs = std::filesystem;
 using testing::ElementsAre;
@@ -233,5 +232,4 @@ TEST_F(ReadColumnsTest, AnUnknownColumnNamesThoseThatThereAre) {
                 "label, weight"));
 }
 
-}  // namespace
-}  // namespace penstock
+}  // namespace penstock::read_columns_test

@@ -34,8 +34,7 @@
 #include "broker/io/read_backend.h"
 #include "tests/support/gated_file_system.h"
 
-namespace penstock {
-namespace {
+namespace penstock::read_test {
 
 using testing::HasSubstr;
 
@@ -986,5 +985,4 @@ TEST(MakeReaderTest, ForbiddenIoUringFallsBackAndSaysWhy) {
                "io_uring: Operation not permitted");
 }
 
-}  // namespace
-}  // namespace penstock
+}  // namespace penstock::read_test

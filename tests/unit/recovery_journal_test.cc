@@ -25,8 +25,7 @@
 #include "common/ring.h"
 #include "gtest/gtest.h"
 
-namespace penstock {
-namespace {
+namespace penstock::recovery_journal_test {
 
 constexpr uint32_t kRanks = 2;
 constexpr uint64_t kSteps = 7;
@@ -273,5 +272,4 @@ TEST_F(RecoveryJournalTest, AJobIsWrittenAsItWas) {
   EXPECT_EQ(AgreementDigest(options), 2689384601u);
 }
 
-}  // namespace
-}  // namespace penstock
+}  // namespace penstock::recovery_journal_test

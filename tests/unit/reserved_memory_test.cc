@@ -11,8 +11,7 @@
 #include <thread>
 #include <utility>
 
-namespace penstock {
-namespace {
+namespace penstock::reserved_memory_test {
 
 using testing::HasSubstr;
 
@@ -111,5 +110,4 @@ TEST(MemoryReservationTest, WhatWillReturnIsAwaited) {
   EXPECT_FALSE(all->AwaitReturn(&returns, latest, cancel)) << "none is left";
 }
 
-}  // namespace
-}  // namespace penstock
+}  // namespace penstock::reserved_memory_test

@@ -10,8 +10,7 @@
 
 #include "broker/transform/resampler.h"
 
-namespace penstock {
-namespace {
+namespace penstock::resize_test {
 
 using Bytes = std::vector<std::byte>;
 
@@ -183,5 +182,4 @@ TEST(ResizeTest, ScratchThatNobodyPromisedIsRefused) {
             StatusCode::kDataLoss);
 }
 
-}  // namespace
-}  // namespace penstock
+}  // namespace penstock::resize_test

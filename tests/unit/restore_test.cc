@@ -6,8 +6,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-namespace penstock {
-namespace {
+namespace penstock::restore_test {
 
 using testing::ElementsAre;
 using testing::IsEmpty;
@@ -155,5 +154,4 @@ TEST_F(RestoreTest, BlockPassesOverNothing) {
   EXPECT_EQ(Gather(Lag::kBlock, gap_).position, 12 * kBatch);
 }
 
-}  // namespace
-}  // namespace penstock
+}  // namespace penstock::restore_test

@@ -18,8 +18,7 @@
 #include "broker/transform/rgbx_resampler.h"
 #include "broker/transform/rgbx_values.h"
 
-namespace penstock {
-namespace {
+namespace penstock::rgbx_test {
 
 using Bytes = std::vector<std::byte>;
 
@@ -328,5 +327,4 @@ TEST(FindLineTest, TheUsualConstantsHaveALine) {
   }
 }
 
-}  // namespace
-}  // namespace penstock
+}  // namespace penstock::rgbx_test

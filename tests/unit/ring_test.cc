@@ -13,8 +13,7 @@
 
 #include "gtest/gtest.h"
 
-namespace penstock {
-namespace {
+namespace penstock::ring_test {
 
 class RingTest : public testing::Test {
  protected:
@@ -265,5 +264,4 @@ TEST(LayoutTest, VersionSevenIsFrozen) {
   EXPECT_EQ(kLeasesMax, 128u);
 }
 
-}  // namespace
-}  // namespace penstock
+}  // namespace penstock::ring_test

@@ -15,8 +15,7 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
-namespace penstock {
-namespace {
+namespace penstock::row_cache_test {
 
 using testing::HasSubstr;
 
@@ -236,5 +235,4 @@ TEST(MemoryCacheTest, ThreadsNeverSeeHalfAnEntry) {
   EXPECT_EQ(cache->entries(), entries);
 }
 
-}  // namespace
-}  // namespace penstock
+}  // namespace penstock::row_cache_test

@@ -20,8 +20,7 @@
 
 #include "broker/transform/row_program.h"
 
-namespace penstock {
-namespace {
+namespace penstock::row_function_test {
 
 using testing::AllOf;
 using testing::HasSubstr;
@@ -538,5 +537,4 @@ TEST_F(RowFunctionTest, AFileThatOthersCanWriteIsNotRun) {
               HasSubstr("others can write"));
 }
 
-}  // namespace
-}  // namespace penstock
+}  // namespace penstock::row_function_test

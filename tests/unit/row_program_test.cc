@@ -20,8 +20,7 @@
 #include "tests/support/encode_jpeg.h"
 #include "tests/unit/feature_bytes.h"
 
-namespace penstock {
-namespace {
+namespace penstock::row_program_test {
 
 using testing::ElementsAre;
 using testing::HasSubstr;
@@ -804,5 +803,4 @@ TEST_F(RowProgramTest, AHeadEndsWhereRandomNumbersAreDrawn) {
   EXPECT_TRUE(Draws(PluginOp{}));
 }
 
-}  // namespace
-}  // namespace penstock
+}  // namespace penstock::row_program_test

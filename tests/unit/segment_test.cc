@@ -13,8 +13,7 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
-namespace penstock {
-namespace {
+namespace penstock::segment_test {
 
 using testing::HasSubstr;
 
@@ -256,5 +255,4 @@ TEST(CursorTest, PageThatIsNotOneIsRefused) {
             StatusCode::kInvalidArgument);
 }
 
-}  // namespace
-}  // namespace penstock
+}  // namespace penstock::segment_test

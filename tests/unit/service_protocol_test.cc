@@ -20,8 +20,7 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
-namespace penstock {
-namespace {
+namespace penstock::service_protocol_test {
 
 using Variables = std::vector<std::pair<std::string, std::string>>;
 
@@ -184,5 +183,4 @@ TEST(ServiceProtocolTest, MessagesAreThoseOfLibsystemd) {
   rmdir(folder.c_str());
 }
 
-}  // namespace
-}  // namespace penstock
+}  // namespace penstock::service_protocol_test

@@ -7,8 +7,7 @@
 
 #include "gtest/gtest.h"
 
-namespace penstock {
-namespace {
+namespace penstock::serving_order_test {
 
 constexpr bool kReads = true;
 
@@ -90,5 +89,4 @@ TEST(ClaimableJobsTest, IsTheSetThatWasSet) {
             std::vector<size_t>(expected.begin(), expected.lower_bound(100)));
 }
 
-}  // namespace
-}  // namespace penstock
+}  // namespace penstock::serving_order_test

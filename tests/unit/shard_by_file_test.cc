@@ -16,8 +16,7 @@
 #include "broker/plan/shard_by_file.h"
 #include "broker/plan/shard_steps.h"
 
-namespace penstock {
-namespace {
+namespace penstock::shard_by_file_test {
 
 using testing::ElementsAre;
 using testing::HasSubstr;
@@ -344,5 +343,4 @@ TEST(ShardByFileTest, MemoryIsAskedForBeforeItIsTaken) {
             StatusCode::kCancelled);
 }
 
-}  // namespace
-}  // namespace penstock
+}  // namespace penstock::shard_by_file_test

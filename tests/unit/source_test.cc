@@ -11,8 +11,7 @@
 
 #include "broker/source/kinds.h"
 
-namespace penstock {
-namespace {
+namespace penstock::source_test {
 
 using testing::ElementsAre;
 using testing::HasSubstr;
@@ -226,5 +225,4 @@ TEST(SyntheticSourceTest, TooMuchIsRefused) {
   EXPECT_THAT(OpenFails(spec), HasSubstr("more than 268435456 bytes"));
 }
 
-}  // namespace
-}  // namespace penstock
+}  // namespace penstock::source_test

@@ -22,8 +22,7 @@
 #include "broker/plan/plan.h"
 #include "common/kept_records.h"
 
-namespace penstock {
-namespace {
+namespace penstock::spec_errors_test {
 
 using Json = nlohmann::ordered_json;
 using testing::HasSubstr;
@@ -1202,5 +1201,4 @@ TEST(SpecErrorsTest, APathIsWhatAMessageBeginsWith) {
   EXPECT_TRUE(AtPath("a", OkStatus()).ok());
 }
 
-}  // namespace
-}  // namespace penstock
+}  // namespace penstock::spec_errors_test

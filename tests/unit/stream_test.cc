@@ -18,8 +18,7 @@
 
 #include "broker/recovery/recovery_journal.h"
 
-namespace penstock {
-namespace {
+namespace penstock::stream_test {
 
 using testing::ElementsAre;
 using testing::HasSubstr;
@@ -629,5 +628,4 @@ TEST(StreamJournalTest, AStreamIsFoundAsItWas) {
   std::filesystem::remove_all(directory);
 }
 
-}  // namespace
-}  // namespace penstock
+}  // namespace penstock::stream_test

@@ -13,8 +13,7 @@
 
 #include "broker/source/kinds.h"
 
-namespace penstock {
-namespace {
+namespace penstock::text_lines_test {
 
 using testing::ElementsAre;
 using testing::HasSubstr;
@@ -188,5 +187,4 @@ TEST_F(TextLinesTest, AChangedFileIsNoticed) {
   EXPECT_TRUE(source->Changed());
 }
 
-}  // namespace
-}  // namespace penstock
+}  // namespace penstock::text_lines_test

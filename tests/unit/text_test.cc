@@ -8,8 +8,7 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
-namespace penstock {
-namespace {
+namespace penstock::text_test {
 
 TEST(ShortErrorTest, KeepsTheFirstLineAndTheEnd) {
   EXPECT_EQ(ShortError("a.jpg: \x1b[2J truncated"), "a.jpg: ?[2J truncated");
@@ -25,5 +24,4 @@ TEST(ShortErrorTest, KeepsTheFirstLineAndTheEnd) {
   EXPECT_THAT(text, testing::EndsWith("  frame 39 ?\nValueError: too old"));
 }
 
-}  // namespace
-}  // namespace penstock
+}  // namespace penstock::text_test

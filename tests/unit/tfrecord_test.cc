@@ -17,8 +17,7 @@
 #include "broker/source/example_features.h"
 #include "broker/source/kinds.h"
 
-namespace penstock {
-namespace {
+namespace penstock::tfrecord_test {
 
 using testing::AllOf;
 using testing::ElementsAre;
@@ -429,5 +428,4 @@ TEST_F(TfrecordTest, ASpecSaysWhatItWants) {
   EXPECT_EQ(error("{x: {dtype: bool, shape: [], default: 1}}"), "");
 }
 
-}  // namespace
-}  // namespace penstock
+}  // namespace penstock::tfrecord_test

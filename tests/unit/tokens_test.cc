@@ -8,8 +8,7 @@
 #include "tests/unit/file_source.h"
 #include "tests/unit/numpy_file.h"
 
-namespace penstock {
-namespace {
+namespace penstock::tokens_test {
 
 using testing::ElementsAre;
 using testing::HasSubstr;
@@ -177,5 +176,4 @@ TEST_F(TokensTest, AFileOfManyGigabytesTakesNoMemoryAndIsRead) {
   Record(*source, 0);
 }
 
-}  // namespace
-}  // namespace penstock
+}  // namespace penstock::tokens_test

@@ -23,8 +23,7 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
-namespace penstock {
-namespace {
+namespace penstock::topology_test {
 
 using testing::ElementsAre;
 using testing::HasSubstr;
@@ -386,5 +385,4 @@ TEST_F(CapturedMachineTest, OnlyNodesWithMemoryAndProcessorsOfTheirOwnCount) {
   EXPECT_NE((*topology)->unbound(), "");
 }
 
-}  // namespace
-}  // namespace penstock
+}  // namespace penstock::topology_test

@@ -16,8 +16,7 @@
 #include "broker/io/read.h"
 #include "broker/source/kinds.h"
 
-namespace penstock {
-namespace {
+namespace penstock::webdataset_test {
 
 using testing::AllOf;
 using testing::Contains;
@@ -379,5 +378,4 @@ TEST_F(WebdatasetTest, AnArchiveThatEndsOddlyIsWarnedOf) {
   }
 }
 
-}  // namespace
-}  // namespace penstock
+}  // namespace penstock::webdataset_test

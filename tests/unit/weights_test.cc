@@ -20,8 +20,7 @@
 #include "broker/plan/plan.h"
 #include "common/job_state.h"
 
-namespace penstock {
-namespace {
+namespace penstock::weights_test {
 
 using testing::HasSubstr;
 
@@ -252,5 +251,4 @@ TEST(WeightsTest, AStateHasThem) {
   }
 }
 
-}  // namespace
-}  // namespace penstock
+}  // namespace penstock::weights_test

@@ -11,8 +11,7 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
-namespace penstock {
-namespace {
+namespace penstock::worker_pool_test {
 
 using testing::HasSubstr;
 
@@ -230,5 +229,4 @@ TEST(WorkerPoolTest, ReadsAsItIsTold) {
   }
 }
 
-}  // namespace
-}  // namespace penstock
+}  // namespace penstock::worker_pool_test

@@ -1,4 +1,4 @@
-#include "client/command/progress_bar.h"
+#include "client/private_broker/progress_bar.h"
 
 #include <sys/ioctl.h>
 #include <unistd.h>
@@ -6,7 +6,7 @@
 #include <algorithm>
 #include <utility>
 
-#include "client/command/table.h"
+#include "client/private_broker/table.h"
 #include "common/format.h"
 
 namespace penstock {

@@ -1,4 +1,4 @@
-#include "client/command/table.h"
+#include "client/private_broker/table.h"
 
 #include <algorithm>
 #include <cmath>

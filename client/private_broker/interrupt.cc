@@ -1,4 +1,4 @@
-#include "client/command/interrupt.h"
+#include "client/private_broker/interrupt.h"
 
 #include <fcntl.h>
 #include <sys/socket.h>

@@ -1,7 +1,7 @@
 // One request to a broker in the foreground: a progress bar shows the broker's
 // events, Ctrl-C ends the wait.
-#ifndef CLIENT_COMMAND_CONTROL_CALL_H_
-#define CLIENT_COMMAND_CONTROL_CALL_H_
+#ifndef CLIENT_PRIVATE_BROKER_CONTROL_CALL_H_
+#define CLIENT_PRIVATE_BROKER_CONTROL_CALL_H_
 
 #include <functional>
 #include <nlohmann/json.hpp>
@@ -27,4 +27,4 @@ using BrokerCall =
     std::function<StatusOr<nlohmann::json>(const nlohmann::json& request)>;
 
 }  // namespace penstock
-#endif  // CLIENT_COMMAND_CONTROL_CALL_H_
+#endif  // CLIENT_PRIVATE_BROKER_CONTROL_CALL_H_

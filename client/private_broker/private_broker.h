@@ -16,8 +16,8 @@
 //
 // penstockd gets a pidfd of this process, and ends when this process does,
 // however that ends. All methods are for one thread.
-#ifndef CLIENT_COMMAND_PRIVATE_BROKER_H_
-#define CLIENT_COMMAND_PRIVATE_BROKER_H_
+#ifndef CLIENT_PRIVATE_BROKER_PRIVATE_BROKER_H_
+#define CLIENT_PRIVATE_BROKER_PRIVATE_BROKER_H_
 
 #include <poll.h>
 
@@ -31,11 +31,11 @@
 #include <utility>
 #include <vector>
 
-#include "client/command/control_call.h"
-#include "client/command/descriptor_store.h"
-#include "client/command/private_folder.h"
-#include "client/command/process.h"
-#include "client/command/restart_policy.h"
+#include "client/private_broker/control_call.h"
+#include "client/private_broker/descriptor_store.h"
+#include "client/private_broker/private_folder.h"
+#include "client/private_broker/process.h"
+#include "client/private_broker/restart_policy.h"
 #include "common/command_line.h"
 #include "common/fd.h"
 #include "common/status.h"
@@ -158,4 +158,4 @@ class PrivateBroker {
 std::string UniqueJobName(const std::string& prefix);
 
 }  // namespace penstock
-#endif  // CLIENT_COMMAND_PRIVATE_BROKER_H_
+#endif  // CLIENT_PRIVATE_BROKER_PRIVATE_BROKER_H_

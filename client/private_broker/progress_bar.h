@@ -1,7 +1,7 @@
 // A progress line on stderr. Draws only on a terminal, not in a pipe or a log
 // file.
-#ifndef CLIENT_COMMAND_PROGRESS_BAR_H_
-#define CLIENT_COMMAND_PROGRESS_BAR_H_
+#ifndef CLIENT_PRIVATE_BROKER_PROGRESS_BAR_H_
+#define CLIENT_PRIVATE_BROKER_PROGRESS_BAR_H_
 
 #include <chrono>
 #include <cstdint>
@@ -41,4 +41,4 @@ class ProgressBar {
 };
 
 }  // namespace penstock
-#endif  // CLIENT_COMMAND_PROGRESS_BAR_H_
+#endif  // CLIENT_PRIVATE_BROKER_PROGRESS_BAR_H_

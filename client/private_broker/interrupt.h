@@ -3,8 +3,8 @@
 // The command has one thread. A handler only writes a byte into a pipe and
 // shuts the socket down that is being waited for; the rest happens in the loops
 // that poll InterruptFd().
-#ifndef CLIENT_COMMAND_INTERRUPT_H_
-#define CLIENT_COMMAND_INTERRUPT_H_
+#ifndef CLIENT_PRIVATE_BROKER_INTERRUPT_H_
+#define CLIENT_PRIVATE_BROKER_INTERRUPT_H_
 
 #include <sys/types.h>
 
@@ -51,4 +51,4 @@ class InterruptEndsSocket {
 };
 
 }  // namespace penstock
-#endif  // CLIENT_COMMAND_INTERRUPT_H_
+#endif  // CLIENT_PRIVATE_BROKER_INTERRUPT_H_

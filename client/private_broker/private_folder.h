@@ -13,8 +13,8 @@
 //            continue
 //
 // A fork of the owner that does not exec holds the lock too.
-#ifndef CLIENT_COMMAND_PRIVATE_FOLDER_H_
-#define CLIENT_COMMAND_PRIVATE_FOLDER_H_
+#ifndef CLIENT_PRIVATE_BROKER_PRIVATE_FOLDER_H_
+#define CLIENT_PRIVATE_BROKER_PRIVATE_FOLDER_H_
 
 #include <string>
 
@@ -46,4 +46,4 @@ class PrivateFolder {
 };
 
 }  // namespace penstock
-#endif  // CLIENT_COMMAND_PRIVATE_FOLDER_H_
+#endif  // CLIENT_PRIVATE_BROKER_PRIVATE_FOLDER_H_

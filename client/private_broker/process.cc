@@ -1,4 +1,4 @@
-#include "client/command/process.h"
+#include "client/private_broker/process.h"
 
 #include <fcntl.h>
 #include <poll.h>
@@ -14,7 +14,7 @@
 #include <cstdlib>
 #include <fstream>
 
-#include "client/command/interrupt.h"
+#include "client/private_broker/interrupt.h"
 
 namespace penstock {
 namespace {

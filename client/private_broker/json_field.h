@@ -1,7 +1,7 @@
 // Reads fields of a JSON object that another process wrote. A field of another
 // type counts as absent; nothing throws.
-#ifndef CLIENT_COMMAND_JSON_FIELD_H_
-#define CLIENT_COMMAND_JSON_FIELD_H_
+#ifndef CLIENT_PRIVATE_BROKER_JSON_FIELD_H_
+#define CLIENT_PRIVATE_BROKER_JSON_FIELD_H_
 
 #include <cstdint>
 #include <nlohmann/json.hpp>
@@ -74,4 +74,4 @@ inline std::string JobTitle(const nlohmann::json& status,
 }
 
 }  // namespace penstock
-#endif  // CLIENT_COMMAND_JSON_FIELD_H_
+#endif  // CLIENT_PRIVATE_BROKER_JSON_FIELD_H_

@@ -13,8 +13,8 @@
 // For one thread. penstockd's sd_notify blocks while the socket's queue is full
 // (net.unix.max_dgram_qlen, 10 unless systemd raised it): a caller that waits
 // for penstockd has to call Receive meanwhile.
-#ifndef CLIENT_COMMAND_DESCRIPTOR_STORE_H_
-#define CLIENT_COMMAND_DESCRIPTOR_STORE_H_
+#ifndef CLIENT_PRIVATE_BROKER_DESCRIPTOR_STORE_H_
+#define CLIENT_PRIVATE_BROKER_DESCRIPTOR_STORE_H_
 
 #include <sys/types.h>
 
@@ -96,4 +96,4 @@ class DescriptorStore {
 };
 
 }  // namespace penstock
-#endif  // CLIENT_COMMAND_DESCRIPTOR_STORE_H_
+#endif  // CLIENT_PRIVATE_BROKER_DESCRIPTOR_STORE_H_

@@ -1,12 +1,12 @@
-#include "client/command/control_call.h"
+#include "client/private_broker/control_call.h"
 
 #include <poll.h>
 
 #include <optional>
 
-#include "client/command/interrupt.h"
-#include "client/command/json_field.h"
-#include "client/command/progress_bar.h"
+#include "client/private_broker/interrupt.h"
+#include "client/private_broker/json_field.h"
+#include "client/private_broker/progress_bar.h"
 #include "common/message.h"
 
 namespace penstock {

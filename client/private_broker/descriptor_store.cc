@@ -1,4 +1,4 @@
-#include "client/command/descriptor_store.h"
+#include "client/private_broker/descriptor_store.h"
 
 #include <linux/kcmp.h>
 #include <sys/socket.h>

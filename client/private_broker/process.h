@@ -4,8 +4,8 @@
 //
 // For programs of one thread: Start forks, and PR_SET_PDEATHSIG follows the
 // thread that forked.
-#ifndef CLIENT_COMMAND_PROCESS_H_
-#define CLIENT_COMMAND_PROCESS_H_
+#ifndef CLIENT_PRIVATE_BROKER_PROCESS_H_
+#define CLIENT_PRIVATE_BROKER_PROCESS_H_
 
 #include <signal.h>
 #include <sys/types.h>
@@ -112,4 +112,4 @@ void KillOrphans(const std::vector<pid_t>& keep);
 std::optional<uint64_t> PssBytes(pid_t pid);
 
 }  // namespace penstock
-#endif  // CLIENT_COMMAND_PROCESS_H_
+#endif  // CLIENT_PRIVATE_BROKER_PROCESS_H_

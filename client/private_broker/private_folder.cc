@@ -1,4 +1,4 @@
-#include "client/command/private_folder.h"
+#include "client/private_broker/private_folder.h"
 
 #include <dirent.h>
 #include <fcntl.h>

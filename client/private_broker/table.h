@@ -1,6 +1,6 @@
 // Text for people: aligned tables, and numbers with units.
-#ifndef CLIENT_COMMAND_TABLE_H_
-#define CLIENT_COMMAND_TABLE_H_
+#ifndef CLIENT_PRIVATE_BROKER_TABLE_H_
+#define CLIENT_PRIVATE_BROKER_TABLE_H_
 
 #include <cstdint>
 #include <initializer_list>
@@ -37,4 +37,4 @@ std::string FormatBytes(uint64_t bytes);    // 1.2 GiB
 std::string FormatSeconds(double seconds);  // 0.012 s, 3.4 s, 12 min 3 s
 
 }  // namespace penstock
-#endif  // CLIENT_COMMAND_TABLE_H_
+#endif  // CLIENT_PRIVATE_BROKER_TABLE_H_

@@ -1,8 +1,8 @@
 // When a process that died may be restarted: at once, then after ever longer
 // pauses, and at most kRestartsMax times per window (as systemd's
 // StartLimitBurst= and StartLimitIntervalSec=) without progress.
-#ifndef CLIENT_COMMAND_RESTART_POLICY_H_
-#define CLIENT_COMMAND_RESTART_POLICY_H_
+#ifndef CLIENT_PRIVATE_BROKER_RESTART_POLICY_H_
+#define CLIENT_PRIVATE_BROKER_RESTART_POLICY_H_
 
 #include <chrono>
 #include <optional>
@@ -48,4 +48,4 @@ class RestartPolicy {
 };
 
 }  // namespace penstock
-#endif  // CLIENT_COMMAND_RESTART_POLICY_H_
+#endif  // CLIENT_PRIVATE_BROKER_RESTART_POLICY_H_

@@ -1,4 +1,4 @@
-#include "client/command/private_broker.h"
+#include "client/private_broker/private_broker.h"
 
 #include <fcntl.h>
 #include <sys/random.h>
@@ -13,7 +13,7 @@
 #include <filesystem>
 #include <iterator>
 
-#include "client/command/interrupt.h"
+#include "client/private_broker/interrupt.h"
 #include "common/command_line.h"
 #include "common/layout.h"
 #include "common/quantity.h"
