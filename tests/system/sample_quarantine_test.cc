@@ -366,7 +366,7 @@ std::vector<pid_t> ThreadsOf(pid_t process, const std::string& name) {
 
 // ---- the whole broker
 
-class BrokerDeathTest : public SampleQuarantineTest {
+class ChargedSampleTest : public SampleQuarantineTest {
  protected:
   void SetUp() override {
     SampleQuarantineTest::SetUp();
@@ -443,7 +443,7 @@ class BrokerDeathTest : public SampleQuarantineTest {
   int jobs_ = 0;
 };
 
-TEST_F(BrokerDeathTest, SampleThatCrashesTheBrokerTwiceIsLeftOut) {
+TEST_F(ChargedSampleTest, SampleThatCrashesTheBrokerTwiceIsLeftOut) {
   constexpr uint64_t kCostUs = 1'000'000;
   for (int death = 0; death < 2; ++death) {
     BrokerProcess broker(Configured("60s"));
@@ -469,7 +469,7 @@ TEST_F(BrokerDeathTest, SampleThatCrashesTheBrokerTwiceIsLeftOut) {
 
 // After two deaths, as after any other crash. A crash that does not name its
 // sample takes four.
-TEST_F(BrokerDeathTest, StackOverflowIsChargedToItsSample) {
+TEST_F(ChargedSampleTest, StackOverflowIsChargedToItsSample) {
   const std::string config = folder_ + "/penstock.yaml";
   std::ofstream(config) << "workers: 2\nstate_dir: " << folder_
                         << "\nplugin_dir: " PENSTOCK_BUILD_DIR
@@ -493,7 +493,7 @@ TEST_F(BrokerDeathTest, StackOverflowIsChargedToItsSample) {
   EXPECT_THAT(batch.ids(), testing::ElementsAre(0, 2));
 }
 
-TEST_F(BrokerDeathTest, BrokerWhoseDecoderHangsEndsItself) {
+TEST_F(ChargedSampleTest, BrokerWhoseDecoderHangsEndsItself) {
   BrokerProcess broker(Configured("300ms"));
   const RankProcess rank(For(broker, 1'000'000));
   EXPECT_EQ(RecordInWork(broker), 0u);
@@ -503,7 +503,7 @@ TEST_F(BrokerDeathTest, BrokerWhoseDecoderHangsEndsItself) {
 }
 
 // Time in which nothing ran counts against no sample.
-TEST_F(BrokerDeathTest, BrokerThatWasStoppedDoesNotTakeItForAHang) {
+TEST_F(ChargedSampleTest, BrokerThatWasStoppedDoesNotTakeItForAHang) {
   BrokerProcess broker(Configured("3s"));
   const Options options = For(broker, 400'000);
   std::atomic<bool> taken{false};
