@@ -295,6 +295,7 @@ class OneRankBroker {
                    {"phase", 0},
                    {"spin_ns", spin_ns_},
                    {"owed", nlohmann::json::array()},
+                   {"owed_steps", nlohmann::json::array()},
                    {"element_spec", ElementSpecToJson(spec_)}});
     JobState state;
     state.dataset = "batches";

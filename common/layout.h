@@ -31,7 +31,7 @@
 namespace penstock {
 
 // Increment on any change to the size, offset or meaning of a field below.
-inline constexpr uint32_t kLayoutVersion = 7;
+inline constexpr uint32_t kLayoutVersion = 8;
 inline constexpr uint64_t kSegmentMagic = 0x31474553'4b545350;  // "PSTKSEG1"
 inline constexpr uint64_t kCursorMagic = 0x31525543'4b545350;   // "PSTKCUR1"
 inline constexpr uint64_t kPageBytes = 4096;
@@ -55,7 +55,7 @@ enum class Closed : uint32_t {
   kOpen = 0,
   kFinished = 1,  // the data have ended; take what was published
   kRecalled = 2,  // evicted or fenced; Ring::reason says why
-  kFailed = 3,    // the job failed; Ring::reason says why
+  kFailed = 3,    // the job failed; Ring::code and reason say why
 };
 
 enum CellFlags : uint32_t {
@@ -128,8 +128,10 @@ struct Ring {
   alignas(kWriterSpacing) Atomic<uint32_t> closed;  // Closed
   // The broker waits for this rank to release: the rank sends a wake then.
   Atomic<uint32_t> broker_waiting;
-  alignas(kWriterSpacing) char reason[1024];  // written before closed;
-                                              // NUL-terminated
+  // Written before closed:
+  int32_t code;      // kFailed: StatusCode
+  uint32_t skipped;  // kFinished: batches missed that no cell reports
+  alignas(kWriterSpacing) char reason[1024];  // for people; NUL-terminated
   alignas(kWriterSpacing) RingCell cells[kRingCells];
 };
 
@@ -212,6 +214,7 @@ static_assert(sizeof(BatchCell) == 56);
 static_assert(sizeof(RingCell) == 64);
 static_assert(std::is_trivially_copyable_v<Cell>);
 static_assert(offsetof(RingCell, batch) == 8);
+static_assert(offsetof(Ring, code) == 8 && offsetof(Ring, skipped) == 12);
 static_assert(offsetof(Ring, reason) == kWriterSpacing);
 static_assert(offsetof(Ring, cells) == kWriterSpacing + 1024);
 static_assert(sizeof(Ring) == 9344);
@@ -264,6 +267,8 @@ inline constexpr uint64_t kLayoutHash =
                            sizeof(Ring),
                            offsetof(Ring, closed),
                            offsetof(Ring, broker_waiting),
+                           offsetof(Ring, code),
+                           offsetof(Ring, skipped),
                            offsetof(Ring, reason),
                            offsetof(Ring, cells),
                            sizeof(SegmentHeader),

@@ -42,7 +42,7 @@
 //       only if it is not void; CloseRing stores closed, then loads taken. As
 //       E4: a recalled batch is never both returned and counted as not taken.
 //   E7  CloseRing stores closed -> TryTake loads it: a rank that sees it also
-//       sees reason and every cell published before.
+//       sees code, skipped, reason and every cell published before.
 //   E8  (the broker sleeps until a batch is taken) as E5, with taken and
 //       waiting instead of released.
 #ifndef COMMON_RING_H_
@@ -189,8 +189,8 @@ inline bool ReadTaken(const CursorPage& cursor, uint64_t published,
   return cursor.waiting.load(std::memory_order_seq_cst) != 0;  // E4
 }
 
-// Write Ring::reason before. Afterwards send a wake in any case; then taken
-// tells what the rank got (E6).
+// Write Ring::code, skipped or reason before. Afterwards send a wake in any
+// case; then taken tells what the rank got (E6).
 inline void CloseRing(Ring& ring, Closed why) {
   ring.closed.store(static_cast<uint32_t>(why),
                     std::memory_order_seq_cst);  // E6, E7

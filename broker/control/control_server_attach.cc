@@ -367,8 +367,13 @@ void ControlServer::OnAttached(uint64_t id,
   answer["phase"] = joined.phase;
   answer["plan_rank"] = joined.rank_index;
   answer["plan_ranks"] = joined.ranks;
-  answer["owed"] =
-      JobStateToJson(job.StateAt({joined.position, joined.owed})).at("owed");
+  PlanStart start{joined.position, {}};
+  answer["owed_steps"] = nlohmann::json::array();
+  for (const Delivery::OwedStep& each : joined.owed) {
+    answer["owed_steps"].push_back(each.id);
+    start.owed.push_back(each.rows);
+  }
+  answer["owed"] = JobStateToJson(job.StateAt(start)).at("owed");
   answer["warning"] = job.warning();
   answer["spin_ns"] = spare ? 50'000 : 0;
   job.dataset().DescribeRows(&answer);

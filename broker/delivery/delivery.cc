@@ -60,22 +60,6 @@ Consumer* Delivery::AddToLane(uint32_t rank, std::optional<uint32_t> node) {
 
 // ---- attach
 
-uint64_t Delivery::NextPosition(const Consumer& consumer) const {
-  if (LaneOf(consumer).to_one()) {
-    // It may get whatever the others have not released: its epochs begin with
-    // the oldest of that.
-    const PlanStart state = State();
-    return state.owed.empty() ? state.position : state.owed[0].position;
-  }
-  for (const Entry& entry : consumer.account->backlog) {
-    const OpenBatch& batch = slots_[entry.slot].batch;
-    if (!batch.rows.extra) return batch.rows.position;
-  }
-  const std::map<uint64_t, bool>& lacks = consumer.account->lacks;
-  if (!lacks.empty()) return PositionOfStep(lacks.begin()->first);
-  return LaneOf(consumer).Position(phases_);
-}
-
 Status Delivery::CheckJoining(const Joining& joining) const {
   const Consumer* const known = consumers_.Find(joining.rank);
   const bool replaces = known != nullptr;
@@ -183,28 +167,65 @@ StatusOr<Delivery::Joined> Delivery::Attach(Joining joining) {
   return joined;
 }
 
+std::map<uint64_t, bool> Delivery::StepsAhead(const Consumer& consumer) const {
+  const Account& account = *consumer.account;
+  std::map<uint64_t, bool> ahead = account.lacks;
+  for (const Entry& entry : account.backlog) {
+    ahead[slots_[entry.slot].id()] = entry.redelivered;
+  }
+  for (const Slot* slot : LaneOf(consumer).in_turn()) {
+    if (const auto marked = account.Wants(*slot)) ahead[slot->id()] = *marked;
+  }
+  return ahead;
+}
+
 void Delivery::TellWhereItBegins(Consumer* joining, Joined* joined) {
   Consumer& consumer = *joining;
-  const std::deque<Entry>& backlog = consumer.account->backlog;
   const Lane& lane = LaneOf(consumer);
-  if (!lane.to_one()) joined->backlog = static_cast<uint32_t>(backlog.size());
   // During recovery the lane has no position yet; the consumer reported its
   // own.
-  joined->position = std::max(consumer.account->from, NextPosition(consumer));
-  joined->phase =
-      backlog.empty() ? lane.next().phase : slots_[backlog.front().slot].phase;
+  joined->position =
+      std::max(consumer.account->from, phases_.PositionOf(lane.next()));
+  joined->phase = lane.next().phase;
+  // Steps that no predecessor had come in order, with no gap to those that are
+  // not opened; before, between or after them those that one had.
+  for (const auto& [id, redelivered] : StepsAhead(consumer)) {
+    const std::optional<PhaseStep> step = phases_.StepOf(id);
+    if (!step) continue;
+    const Plan::RankBatch rows = phases_.RankBatchOf(*step, consumer.rank);
+    if (rows.extra) continue;  // see OwedLeft
+    if (redelivered) {
+      if (rows.rows > 0) joined->owed.push_back({id, RangeOf(rows, true)});
+    } else if (rows.position < joined->position) {
+      joined->position = rows.position;
+      joined->phase = step->phase;
+    }
+  }
+  for (uint32_t phase = 0; phase <= joined->phase; ++phase) {
+    for (const RowRange& range : OwedLeft(consumer, phase)) {
+      joined->owed.push_back({StepId(range.position, phase), range});
+    }
+  }
+  if (lane.to_one()) {
+    // It may get whatever the others have not released: its epochs begin with
+    // the oldest of that.
+    const PlanStart state = State();
+    joined->position =
+        state.owed.empty() ? state.position : state.owed[0].position;
+  } else {
+    joined->backlog = static_cast<uint32_t>(consumer.account->backlog.size());
+  }
   const auto ranks = [this](uint32_t phase) {
     return static_cast<uint32_t>(phases_[phase].ranks.size());
   };
   joined->rank_index = phases_.RankIndexOf(joined->phase, consumer.rank);
   joined->ranks = ranks(joined->phase);
-  joined->owed = OwedLeft(consumer, joined->phase);
   consumer.known_phase = joined->phase;
   MarkPhases(consumer);
   for (uint32_t i = joined->phase + 1; i < phases_.size(); ++i) {
-    ranks_changed_.push_back({joined->seat, i,
-                              phases_.RankIndexOf(i, consumer.rank), ranks(i),
-                              phases_[i].plan.start()});
+    ranks_changed_.push_back(
+        {joined->seat, i, phases_.RankIndexOf(i, consumer.rank), ranks(i),
+         {phases_[i].plan.start().position, OwedLeft(consumer, i)}});
   }
 }
 
@@ -458,11 +479,11 @@ void Delivery::Drain() {
   TouchAll();
 }
 
-void Delivery::Close(Closed why, const std::string& reason) {
+void Delivery::Close(Closed why, const Status& status) {
   if (closed_) return;
   closed_ = true;
   for (uint32_t seat = 0; seat < consumers_.seats(); ++seat) {
-    if (Feed* const feed = consumers_.FeedAt(seat)) feed->Close(why, reason);
+    if (Feed* const feed = consumers_.FeedAt(seat)) feed->Close(why, status);
   }
   for (Slot& slot : slots_) {
     if (slot.state == SlotState::kFilling) Abandon(&slot);

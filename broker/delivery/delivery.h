@@ -135,6 +135,12 @@ class Delivery {
 
   // ---- ranks
 
+  // A step that a rank gets outside the order of positions, by its StepId, and
+  // the rows of it that somebody is yet to get.
+  struct OwedStep {
+    uint64_t id = 0;
+    RowRange rows;
+  };
   // Joining::rank of a consumer that takes any free number (broadcast).
   static constexpr uint32_t kAnyRank = UINT32_MAX;
   struct Joining {
@@ -147,8 +153,8 @@ class Delivery {
     // Set if it reconnects after a broker restart: it continues here, not at
     // the start.
     std::optional<uint64_t> position;
-    // The phase it knows, and positions of the steps owed at the beginning of
-    // that phase that it has not taken.
+    // The phase it knows, and StepIds of the steps owed to it that it has not
+    // taken.
     uint32_t phase = 0;
     std::vector<uint64_t> owed;
     uint64_t taken = 0;  // batches, from all broker instances
@@ -162,15 +168,17 @@ class Delivery {
   struct Joined {
     uint32_t rank = 0;
     uint32_t seat = 0;
-    uint64_t position = 0;  // of the first batch that is not an extra
-    uint32_t backlog = 0;   // batches of its predecessor
+    // It gets every step from here on, and those that are owed.
+    uint64_t position = 0;
+    uint32_t backlog = 0;  // batches of its predecessor
     bool replaces = false;
-    // At its first batch: the phase, its rank index, the number of ranks, and
-    // what is left for it of the steps owed when the phase began.
+    // At that position: the phase, its rank index, the number of ranks. And
+    // what it gets of earlier steps: what is left of those owed when the phase
+    // began, and those made again because of its predecessors.
     uint32_t phase = 0;
     uint32_t rank_index = 0;
     uint32_t ranks = 0;
-    std::vector<RowRange> owed;
+    std::vector<OwedStep> owed;
     // The bank to move: it was placed on another node than the rank's.
     std::optional<uint32_t> moved_bank;
   };
@@ -279,7 +287,7 @@ class Delivery {
   // the furthest of them was given. Batches of later steps are given up.
   void Drain();
   // Ends delivery to everybody.
-  void Close(Closed why, const std::string& reason);
+  void Close(Closed why, const Status& status);
   // Sent to a rank before its batch that is marked kRanksChanged.
   struct RanksChanged {
     uint32_t seat = 0;
@@ -444,8 +452,17 @@ class Delivery {
   uint64_t MissedSince(const Lane& lane, uint64_t position) const;
   // Renumbers epochs and steps for a consumer that counts its own.
   void CountEpochs(uint64_t from, Cell* cell) const;
+  // Steps that it is to get, but for those that its lane opens in order, by
+  // StepId; and whether marked redelivered.
+  std::map<uint64_t, bool> StepsAhead(const Consumer& consumer) const;
+  // What is left for it of the steps owed when the phase began.
   std::vector<RowRange> OwedLeft(const Consumer& consumer,
                                  uint32_t phase) const;
+  // The rows of a rank batch, as a plan has them.
+  RowRange RangeOf(const Plan::RankBatch& rows, bool redelivered) const {
+    return {rows.epoch * plan().rows_per_epoch() + rows.first_row, rows.rows,
+            redelivered || rows.redelivered};
+  }
   void RestoreConsumer(const FormerConsumer& former);
   bool NothingLeftFor(const Consumer& consumer) const;
   // Lanes whose members, of now or later, have more to do. If a rank is gone
@@ -506,12 +523,11 @@ class Delivery {
   // boundary among themselves.
   std::vector<RowRange> OwedBy(const Consumer& gone, uint64_t boundary) const;
   void RemoveConsumer(Consumer* gone);
-  Status EvictSeat(Consumer* consumer, Closed why, const std::string& reason,
+  Status EvictSeat(Consumer* consumer, Closed why, const Status& status,
                    bool keep_batches);
   void Drop(Consumer* consumer);
   uint64_t NextStepOf(const Consumer& consumer) const;
   Cell CellOf(const Consumer& consumer, const Entry& entry);
-  uint64_t NextPosition(const Consumer& consumer) const;
 
   const Shape shape_;
   // Lanes have as many members as come, and whole steps.

@@ -93,10 +93,10 @@ Status Delivery::Vacate(Consumer* consumer, std::vector<Entry> entries,
 }
 
 Status Delivery::EvictSeat(Consumer* consumer, Closed why,
-                           const std::string& reason, bool keep_batches) {
+                           const Status& status, bool keep_batches) {
   Feed& feed = FeedOf(*consumer);
   touched_.insert(consumer->rank);
-  feed.Close(why, reason);
+  feed.Close(why, status);
   KillPoint("evict.closed");
   // Counts everything it has released so far.
   ReclaimFrom(&feed, consumer);
@@ -128,7 +128,8 @@ Status Delivery::Evict(uint32_t rank, const std::string& reason) {
                              ? "is already gone: its batches were handed on"
                              : "has taken all of its data and left");
   }
-  return EvictSeat(consumer, Closed::kRecalled, reason, true);
+  return EvictSeat(consumer, Closed::kRecalled, AbortedError("{}", reason),
+                   true);
 }
 
 bool Delivery::AnyOtherFinished(const Consumer& gone) const {
@@ -157,9 +158,7 @@ std::vector<RowRange> Delivery::OwedBy(const Consumer& gone,
     owed.push_back(plan.start().owed[step]);
   }
   const auto owe = [&](const Plan::RankBatch& rows, bool redelivered) {
-    if (rows.rows == 0) return;
-    owed.push_back({rows.epoch * plan.rows_per_epoch() + rows.first_row,
-                    rows.rows, redelivered || rows.redelivered});
+    if (rows.rows > 0) owed.push_back(RangeOf(rows, redelivered));
   };
   for (const Entry& entry : account.backlog) {
     owe(slots_[entry.slot].batch.rows, entry.redelivered);

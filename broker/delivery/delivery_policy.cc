@@ -181,10 +181,10 @@ void Delivery::LeaveBehind(Consumer* consumer, const Slot& slot) {
   } else {
     (void)EvictSeat(
         consumer, Closed::kFailed,
-        Format("{} rank {} fell more than {} behind (lag: fail; window: {})",
-               static_cast<int>(StatusCode::kAborted), consumer->rank,
-               Counted(shape_.options.window, "batch", "batches"),
-               shape_.options.window),
+        AbortedError("rank {} fell more than {} behind (lag: fail; window: {})",
+                     consumer->rank,
+                     Counted(shape_.options.window, "batch", "batches"),
+                     shape_.options.window),
         false);
   }
 }

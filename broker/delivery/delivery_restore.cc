@@ -118,18 +118,15 @@ void Delivery::PlaceReconnected(Consumer* consumer, const Joining& joining) {
     had_before_ = std::max(had_before_, position);
     consumer->skipped_all = MissedSince(lane, position);
     consumer->skipped = static_cast<uint32_t>(consumer->skipped_all);
-  } else if (!PlaceLane(&lane, position, joining.phase)) {
-    return;
+  } else {
+    lane.Place(phases_.Place(position, joining.phase));
   }
-  const uint32_t phase = lane.next().phase;
-  std::set<uint64_t> done;
-  for (const RowRange& range : phases_[phase].plan.start().owed) {
-    if (std::find(joining.owed.begin(), joining.owed.end(), range.position) ==
-        joining.owed.end()) {
-      done.insert(StepId(range.position, phase));
-    }
+  for (const uint64_t id : joining.owed) {
+    const std::optional<PhaseStep> step = phases_.StepOf(id);
+    if (!step) continue;
+    const Plan::RankBatch rows = phases_.RankBatchOf(*step, consumer->rank);
+    Lack(*consumer, id, !rows.extra || rows.redelivered);
   }
-  LackOwed(*consumer, done);
 }
 
 uint64_t Delivery::MissedSince(const Lane& lane, uint64_t position) const {
@@ -141,19 +138,13 @@ uint64_t Delivery::MissedSince(const Lane& lane, uint64_t position) const {
 
 std::vector<RowRange> Delivery::OwedLeft(const Consumer& consumer,
                                          uint32_t phase) const {
-  const Lane& lane = LaneOf(consumer);
-  const Account& account = *consumer.account;
+  const std::map<uint64_t, bool> ahead = StepsAhead(consumer);
   std::vector<RowRange> left;
   const std::vector<RowRange>& owed = phases_[phase].plan.start().owed;
   for (uint32_t step = 0; step < owed.size(); ++step) {
-    const uint64_t id = StepId(owed[step].position, phase);
-    const auto is_it = [id](const Slot* slot) { return slot->id() == id; };
-    const auto is_had = [&](const Entry& entry) {
-      return slots_[entry.slot].id() == id;
-    };
-    if (lane.WillOpen({phase, step}) || account.lacks.count(id) > 0 ||
-        std::any_of(lane.in_turn().begin(), lane.in_turn().end(), is_it) ||
-        std::any_of(account.backlog.begin(), account.backlog.end(), is_had)) {
+    // During recovery the lane is yet to be placed, after all of these.
+    if (ahead.count(StepId(owed[step].position, phase)) > 0 ||
+        (!gathering() && LaneOf(consumer).WillOpen({phase, step}))) {
       left.push_back(owed[step]);
     }
   }
@@ -197,10 +188,9 @@ void Delivery::TakeOverSteps(const FormerSteps& former) {
         MissedSince(LaneOf(*consumer), consumer->account->from);
     (void)EvictSeat(
         consumer, Closed::kFailed,
-        Format("{} rank {} is {} behind the others after the "
-               "broker restarted, and their rows are gone (lag: fail)",
-               static_cast<int>(StatusCode::kAborted), consumer->rank,
-               Counted(missed, "batch", "batches")),
+        AbortedError("rank {} is {} behind the others after the broker "
+                     "restarted, and their rows are gone (lag: fail)",
+                     consumer->rank, Counted(missed, "batch", "batches")),
         false);
   }
   // The lane had no place yet when its members said what they lack.

@@ -160,9 +160,7 @@ PlanStart Delivery::Unreleased(bool exact) const {
   state.position = UINT64_MAX;
   const auto owe = [&](const Plan::RankBatch& rows, bool redelivered) {
     if (exact) {
-      state.owed.push_back(
-          {rows.epoch * plan().rows_per_epoch() + rows.first_row, rows.rows,
-           redelivered || rows.redelivered});
+      state.owed.push_back(RangeOf(rows, redelivered));
     } else {
       state.position = std::min(state.position, rows.position);
     }

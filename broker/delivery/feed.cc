@@ -103,18 +103,20 @@ void Feed::RequestWakes(bool takes) {
 void Feed::Finish(uint32_t skipped) {
   if (!open()) return;
   finished_ = true;
-  std::snprintf(ring_.reason, sizeof(ring_.reason), "%u", skipped);
+  ring_.skipped = skipped;
   CloseRing(ring_, Closed::kFinished);
   Wake();
 }
 
-void Feed::Close(Closed why, const std::string& reason) {
+void Feed::Close(Closed why, const Status& status) {
   if (closed_) return;
   closed_ = true;
   // A rank that was told the end is told nothing else, unless untaken batches
   // must be recalled to go to another.
   if (finished_ && (why != Closed::kRecalled || untaken() == 0)) return;
-  std::snprintf(ring_.reason, sizeof(ring_.reason), "%s", reason.c_str());
+  ring_.code = static_cast<int32_t>(status.code());
+  std::snprintf(ring_.reason, sizeof(ring_.reason), "%s",
+                status.message().c_str());
   CloseRing(ring_, why);
   Wake();
 }

@@ -12,11 +12,11 @@
 
 #include <cstdint>
 #include <memory>
-#include <string>
 #include <vector>
 
 #include "common/layout.h"
 #include "common/ring.h"
+#include "common/status.h"
 
 namespace penstock {
 
@@ -63,10 +63,10 @@ class Feed {
   }
 
   // Ends the data; published batches can still be taken. skipped: missed
-  // batches that no cell reports; Ring::reason reports them.
+  // batches that no cell reports.
   void Finish(uint32_t skipped = 0);
   // Gives no more batches and voids the untaken ones; the rank learns why.
-  void Close(Closed why, const std::string& reason);
+  void Close(Closed why, const Status& status);
   // Call before the socket is closed.
   void Mute() { wake_socket_ = -1; }
 

@@ -16,6 +16,7 @@
 #include <queue>
 #include <set>
 #include <span>
+#include <utility>
 #include <vector>
 
 #include "broker/delivery/consumers.h"
@@ -59,7 +60,8 @@ class Lane {
   uint64_t opened() const { return opened_; }
   void Place(PhaseStep next) { next_ = next; }
   bool WillOpen(PhaseStep step) const {
-    return step.phase == next_.phase && step.step >= next_.step;
+    return std::pair(step.phase, step.step) >=
+           std::pair(next_.phase, next_.step);
   }
   // StepIds of steps that some account lacks and that are in no slot.
   const std::set<uint64_t>& again() const { return again_; }

@@ -345,8 +345,9 @@ void Job::EndIfStopHangsLocked(const FunctionWorkersUse& function_workers) {
 
 void Job::Recall(const std::string& reason) {
   MutexLock lock(&mutex_);
-  if (failure_.ok()) failure_ = AbortedError("{}", reason);
-  delivery_.Close(Closed::kRecalled, reason);
+  const Status status = AbortedError("{}", reason);
+  if (failure_.ok()) failure_ = status;
+  delivery_.Close(Closed::kRecalled, status);
   pointless_.store(true, std::memory_order_relaxed);
   on_freed_();
 }
@@ -746,9 +747,7 @@ void Job::FailLocked(const Status& status) {
   Log<"job-failed">(key_, status.message());
   pointless_.store(true, std::memory_order_relaxed);
   last_error_ = status.message();
-  delivery_.Close(
-      Closed::kFailed,
-      Format("{} {}", static_cast<int>(status.code()), status.message()));
+  delivery_.Close(Closed::kFailed, status);
   on_freed_();
 }
 

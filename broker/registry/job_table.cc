@@ -519,7 +519,7 @@ StatusOr<JobTable::Attached> JobTable::AttachTo(Entry& entry,
   if (const PlanStart& start = job->plan().start();
       request.asked_before && request.joining.position == start.position) {
     for (const RowRange& owed : start.owed) {
-      request.joining.owed.push_back(owed.position);
+      request.joining.owed.push_back(StepId(owed.position, 0));
     }
   }
   RestoreDead(entry);

@@ -5,7 +5,6 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <cstdlib>
 
 #include "client/attach/fork.h"
 #include "client/rank/rank_session.h"
@@ -149,8 +148,13 @@ Status RankReader::ReadRanksChanged(uint32_t phase) {
       world_size_ = event.at("world_size").get<int64_t>();
       PENSTOCK_ASSIGN_OR_RETURN(const JobState state,
                                 JobStateFromJson(event.at("state")));
-      owed_ = state.owed;
       phase_ = phase;
+      for (const JobState::Owed& each : state.owed) {
+        // What nobody began of the steps owed before is owed anew.
+        std::erase_if(owed_,
+                      [&](const auto& item) { return item.second == each; });
+        owed_[StepId(each.epoch * rows_per_epoch_ + each.row, phase_)] = each;
+      }
       return OkStatus();
     } catch (const nlohmann::json::exception&) {
       return InternalError("the broker's event does not follow the protocol");
@@ -160,7 +164,7 @@ Status RankReader::ReadRanksChanged(uint32_t phase) {
 
 Status RankReader::ClosedStatus() const {
   const Ring& ring = *session_->ring;
-  // Acquire: seeing closed means seeing reason (ring.h, E7).
+  // Acquire: seeing closed means seeing code and reason (ring.h, E7).
   const uint32_t closed = ring.closed.load(std::memory_order_acquire);
   char reason[sizeof(Ring::reason)];
   std::memcpy(reason, ring.reason, sizeof(reason));
@@ -172,12 +176,8 @@ Status RankReader::ClosedStatus() const {
     case Closed::kRecalled:
       return AbortedError("the broker detached rank {} of job '{}': {}", rank_,
                           job_, reason);
-    case Closed::kFailed: {
-      // "CODE TEXT": the job's status.
-      char* text = nullptr;
-      const long code = std::strtol(reason, &text, 10);
-      return Status(static_cast<StatusCode>(code), text + (*text == ' '));
-    }
+    case Closed::kFailed:
+      return Status(static_cast<StatusCode>(ring.code), reason);
   }
   return InternalError("the broker closed the ring with code {}", closed);
 }
@@ -185,8 +185,7 @@ Status RankReader::ClosedStatus() const {
 void RankReader::NoteOver() {
   over_ = true;
   // lag: skip: batches missed after the last one taken are counted here.
-  if (!dynamic_)
-    stats_.skipped += std::strtoul(session_->ring->reason, nullptr, 10);
+  stats_.skipped += session_->ring->skipped;
   uint64_t end = epoch_ + (in_epoch_ ? 1 : 0);
   if (dynamic_) {
     // Other ranks may have taken all batches of the last epochs. Without the
@@ -215,14 +214,10 @@ StatusOr<RankReader::Result> RankReader::HandOut(Batch** batch) {
   }
   if (pending_ == nullptr) return Result::kEndOfData;
   const Cell& cell = pending_->cell;
-  const auto owed =
-      std::find_if(owed_.begin(), owed_.end(), [&](const JobState::Owed& each) {
-        return each.epoch * rows_per_epoch_ + each.row == cell.position;
-      });
-  if ((cell.flags & kExtra) != 0 && owed != owed_.end()) {
-    owed_.erase(owed);
-  } else {
-    position_ = cell.position + cell.global_rows;
+  // A step owed is one from before position_; one without rows for this rank
+  // is not listed.
+  if (owed_.erase(StepId(cell.position, cell.flags >> kPhaseShift)) == 0) {
+    position_ = std::max(position_, cell.position + cell.global_rows);
   }
   if (cell.epoch == epoch_) {
     in_epoch_ = true;
@@ -438,7 +433,7 @@ StatusOr<std::string> RankReader::State() {
   JobState state = start_;
   state.epoch = position_ / rows_per_epoch_;
   state.row = position_ % rows_per_epoch_;
-  state.owed = owed_;
+  for (const auto& [step, rows] : owed_) state.owed.push_back(rows);
   return JobStateToJson(state).dump();
 }
 

@@ -17,6 +17,7 @@
 #include <deque>
 #include <functional>
 #include <list>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -203,7 +204,8 @@ class RankReader {
   JobState start_;  // where the incarnation began; weights: all until now
 
   // Used by the consuming thread alone.
-  std::vector<JobState::Owed> owed_;  // batches owed from before position_
+  // The rows owed from before position_, by the StepId of their batch.
+  std::map<uint64_t, JobState::Owed> owed_;
   uint32_t phase_ = 0;                // how often the ranks changed
   uint64_t position_ = 0;             // end of the rows handed out
   uint64_t joined_at_ = 0;            // position of the first attach

@@ -170,7 +170,11 @@ Status RankReader::ReadAnswer(Message answer, Session* session) {
     nlohmann::json left = json.at("state");
     left["owed"] = json.at("owed");
     PENSTOCK_ASSIGN_OR_RETURN(const JobState state, JobStateFromJson(left));
-    owed_ = state.owed;
+    const nlohmann::json& steps = json.at("owed_steps");
+    owed_.clear();
+    for (size_t i = 0; i < state.owed.size(); ++i) {
+      owed_[steps.at(i).get<uint64_t>()] = state.owed[i];
+    }
   } catch (const nlohmann::json::exception&) {
     return InternalError("the broker's answer does not follow the protocol");
   }
@@ -181,10 +185,10 @@ Status RankReader::ReadAnswer(Message answer, Session* session) {
   if (position_ == start_.epoch * rows_per_epoch_ + start_.row ||
       (dynamic_ && !replaces)) {
     epoch_ = start_.epoch;
-    // Owed batches come first: their epoch is not over.
-    for (const JobState::Owed& each : owed_) {
-      epoch_ = std::min(epoch_, each.epoch);
-    }
+  }
+  // Until the owed batches have come their epoch is not over.
+  for (const auto& [step, rows] : owed_) {
+    epoch_ = std::min(epoch_, rows.epoch);
   }
   // The first batch taken over from a predecessor may be of an earlier epoch.
   epoch_known_ = !handed_over;
@@ -328,9 +332,7 @@ nlohmann::json RankReader::ReconnectRequest() const {
   request["taken"] = stats_.batches;
   if (request.contains("full_epoch")) request["epochs_from"] = joined_at_;
   request["owed"] = nlohmann::json::array();
-  for (const JobState::Owed& each : owed_) {
-    request["owed"].push_back(each.epoch * rows_per_epoch_ + each.row);
-  }
+  for (const auto& [step, rows] : owed_) request["owed"].push_back(step);
   request["state"] = JobStateToJson(start_);
   return request;
 }

@@ -94,7 +94,7 @@ struct Session {
   uint32_t number = 0;
   std::optional<uint64_t> position;  // it reconnects
   uint32_t phase = 0;
-  std::vector<uint64_t> owed;
+  std::vector<uint64_t> owed;  // StepIds
   CursorPage* former = nullptr;
   // The answer.
   bool answered = false;
@@ -103,7 +103,9 @@ struct Session {
   uint64_t begins_at = 0;
   uint32_t answered_phase = 0;
   uint32_t known_phase = 0;  // the last phase whose ranks it knows
-  std::vector<uint64_t> owed_left;
+  std::map<uint64_t, RowRange> owed_left;  // by StepId
+  // What it was told of the phases that it knows.
+  std::map<uint32_t, std::vector<RowRange>> owed_in;
 };
 
 // The content of a batch's slot.
@@ -481,7 +483,7 @@ class Broker {
       run_.Observe(session.number);
       run_.Observe(session.position.value_or(~uint64_t{0}));
       run_.Observe(session.phase);
-      for (const uint64_t position : session.owed) run_.Observe(position);
+      for (const uint64_t step : session.owed) run_.Observe(step);
       if (Attach(rank)) session.to_rank.Send();
       session.answered = session.answered || answers_;
       any |= session.answered;
@@ -567,8 +569,8 @@ class Broker {
     session.seat = joined->seat;
     session.begins_at = joined->position;
     session.answered_phase = joined->phase;
-    for (const RowRange& range : joined->owed) {
-      session.owed_left.push_back(range.position);
+    for (const Delivery::OwedStep& each : joined->owed) {
+      session.owed_left[each.id] = each.rows;
     }
     SendRanksChanged();
     return answers_ = true;
@@ -619,7 +621,7 @@ class Broker {
 
   void Fail() {
     failed_ = true;
-    delivery_->Close(Closed::kFailed, "failed");
+    delivery_->Close(Closed::kFailed, AbortedError("failed"));
   }
 
   // The workers.
@@ -638,8 +640,9 @@ class Broker {
     for (const Delivery::RanksChanged& change : changes) {
       for (int rank = 0; rank < world_.ranks; ++rank) {
         if (seat_[rank] != change.seat) continue;
-        uint32_t& told = SessionOf(rank).known_phase;
-        told = std::max(told, change.phase);
+        Session& session = SessionOf(rank);
+        session.known_phase = std::max(session.known_phase, change.phase);
+        session.owed_in[change.phase] = change.start.owed;
       }
       delivery_->RanksAnnounced(change.seat, change.phase);
     }
@@ -873,8 +876,10 @@ class Rank {
         ring(instance_).closed.load(std::memory_order_acquire));
     for (const Held& held : held_) CheckSlot(held);
     if (closed == Closed::kFinished) {
-      world_.missed[number_] +=
-          std::strtoul(ring(instance_).reason, nullptr, 10);
+      world_.missed[number_] += ring(instance_).skipped;
+      run_.Check(!HasState() || owed_.empty(),
+                 "the data are over, and the state owes the step {:x}",
+                 owed_.empty() ? 0 : owed_.begin()->first);
       while (!held_.empty()) ReleaseOldest();
       world_.left_orderly[rank_] = true;
       world_.finished.insert(number_);
@@ -892,7 +897,14 @@ class Rank {
   void ReadAnswer() {
     position_ = session().begins_at;
     phase_ = session().answered_phase;
-    owed_ = {session().owed_left.begin(), session().owed_left.end()};
+    owed_ = session().owed_left;
+  }
+
+  // Its own progress tells what it is yet to get. (In dynamic nobody's does; of
+  // what it is to miss nobody knows yet.)
+  bool HasState() const {
+    return world_.config.options.mode != DeliveryMode::kDynamic &&
+           world_.config.options.lag == Lag::kBlock;
   }
 
   bool NothingLeft() {
@@ -918,7 +930,7 @@ class Rank {
       if (former) {
         to.position = position_;
         to.phase = phase_;
-        to.owed.assign(owed_.begin(), owed_.end());
+        for (const auto& [step, rows] : owed_) to.owed.push_back(step);
         to.former = *former;
       }
       to.requested = true;
@@ -938,7 +950,7 @@ class Rank {
       run_.Observe(to.seat);
       run_.Observe(to.begins_at);
       run_.Observe(to.answered_phase);
-      for (const uint64_t position : to.owed_left) run_.Observe(position);
+      for (const auto& [step, rows] : to.owed_left) run_.Observe(step);
       ReadAnswer();
       to.page.position.store(position_, std::memory_order_relaxed);
       return true;
@@ -977,24 +989,27 @@ class Rank {
     held_.push_back({cell, instance_, &world_.returned.back()});
     world_.steps[number_].insert(cell.position);
     world_.missed[number_] += cell.skipped;
-    // As in the client: batches owed at the start do not move the position.
-    const auto& phases = world_.kept.phases;
+    // As in the client.
     if ((cell.flags & kRanksChanged) != 0) {
       phase_ = cell.flags >> kPhaseShift;
       run_.Check(session().known_phase >= phase_,
                  "a batch of phase {} comes before its ranks are known",
                  phase_);
-      owed_.clear();
-      for (const RowRange& range : phases[phase_ - 1].start.owed) {
-        owed_.insert(range.position);
+      for (const RowRange& range : session().owed_in[phase_]) {
+        std::erase_if(owed_,
+                      [&](const auto& item) { return item.second == range; });
+        owed_[StepId(range.position, phase_)] = range;
       }
     }
-    run_.Check(world_.config.options.mode == DeliveryMode::kDynamic ||
-                   (cell.flags & kExtra) != 0 || cell.position >= position_,
-               "the batch at {} comes after one up to {}", cell.position,
-               position_);
-    if ((cell.flags & kExtra) == 0 || owed_.erase(cell.position) == 0) {
-      position_ = cell.position + cell.global_rows;
+    const bool is_owed =
+        owed_.erase(StepId(cell.position, cell.flags >> kPhaseShift)) > 0;
+    // A job begun at its state would have missed and repeated nothing.
+    run_.Check(!HasState() || is_owed || cell.position == position_ ||
+                   (cell.rows == 0 && marked),
+               "the state says position {}, and the batch at {} comes",
+               position_, cell.position);
+    if (!is_owed) {
+      position_ = std::max(position_, cell.position + cell.global_rows);
     }
   }
 
@@ -1025,7 +1040,7 @@ class Rank {
   int instance_ = 0;
   uint64_t position_ = 0;
   uint32_t phase_ = 0;
-  std::set<uint64_t> owed_;
+  std::map<uint64_t, RowRange> owed_;  // by StepId
   std::deque<Held> held_;
 };
 

@@ -47,7 +47,7 @@ struct Seat {
   Ring ring{};
   CursorPage cursor{};
   std::array<SimulatedPlain<uint64_t>, kSlotsMax> slots;
-  SimulatedPlain<uint64_t> reason;  // stands for Ring::reason
+  SimulatedPlain<uint64_t> reason;  // stands for Ring::code, skipped, reason
   WakePipe to_rank;
   WakePipe to_broker;
   int broker = 0;

@@ -297,6 +297,8 @@ class RankProcess {
   Event ReceiveNext() { return EventOf(Receive()); }
   // Releases the oldest it holds.
   void Release(int count) { Tell({{"do", "release"}, {"count", count}}); }
+  // The newest.
+  void ReleaseLast() { Tell({{"do", "release"}, {"count", -1}}); }
   std::string State() { return Tell({{"do", "state"}}).at("state"); }
   // Detaches with the batches it holds; its process ends.
   void Detach() {
@@ -424,9 +426,9 @@ class RankProcess {
         if (what == "next") {
           Write(socket, NextOf(reader, &held));
         } else if (what == "release") {
-          for (int i = 0; i < order.at("count").get<int>(); ++i) {
-            held.pop_front();
-          }
+          const int count = order.at("count");
+          if (count < 0) held.pop_back();
+          for (int i = 0; i < count; ++i) held.pop_front();
           Write(socket, nlohmann::json::object());
         } else if (what == "state") {
           Write(socket, {{"state", reader.state()}});

@@ -457,6 +457,63 @@ TEST_F(BothDieTest, ReplacementOfARankWithAPageLostIsRefused) {
   std::filesystem::remove_all(folder);
 }
 
+// A batch that its predecessor held from a former broker instance is made again
+// when later steps are made already.
+TEST_F(BothDieTest, ReplacementThatGetsAnOldStepLastGoesOnWhereItWasBefore) {
+  KeptBroker broker;
+  Options options = OptionsFor(
+      "dataset: numbers\nsource: {range: 400}\nbatch: {size: 4}\nhold: 2", 0, 1,
+      broker.socket());
+  const auto status = [&broker] {
+    return broker.Ask({{"op", "status"}}).at("jobs").at(0);
+  };
+  std::set<int64_t> unmarked;
+  Rows marked;
+  const auto take = [&](RankProcess& rank) {
+    const RankProcess::Event event = rank.Next();
+    EXPECT_EQ(event.what, RankProcess::What::kBatch) << event.error;
+    for (const int64_t row : event.taken.rows) {
+      if (event.taken.redelivered) {
+        marked.push_back(row);
+      } else {
+        EXPECT_TRUE(unmarked.insert(row).second) << row << " came twice";
+      }
+    }
+    return event.taken;
+  };
+  RankProcess first(options);
+  first.Attached();
+  const Rows held = take(first).rows;
+  broker.Kill();
+  do {
+    take(first);
+    first.ReleaseLast();
+  } while (!status().value("waits_for", nlohmann::json::array()).empty());
+  while (status().at("ranks").at(0).at("ready") == 0) std::this_thread::yield();
+  first.Kill();
+  RankProcess second(options);
+  second.Attached();
+  EXPECT_FALSE(take(second).redelivered);
+  second.Release(1);
+  const std::string between = second.State();
+  Rows rest(unmarked.begin(), unmarked.end());
+  std::erase_if(rest, [&](int64_t row) {
+    return std::find(held.begin(), held.end(), row) != held.end();
+  });
+  broker.Kill();
+  while (unmarked.size() + marked.size() < 400 + held.size()) {
+    ASSERT_FALSE(HasFailure());
+    take(second);
+    second.Release(1);
+  }
+  EXPECT_EQ(marked, held);
+  options.state = between;
+  options.job += "again";
+  Reader reader(options);
+  Append(RunToTheEnd(reader).taken, &rest);
+  EXPECT_EQ(Sorted(rest), Numbers(400));
+}
+
 // The broker dies first: no later instance sees the rank alive.
 class BrokerThenRankDieTest : public BothDieTest {
  protected:

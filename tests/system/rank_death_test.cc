@@ -143,6 +143,34 @@ TEST_F(RankDeathTest, SecondReplacementGetsWhatBothPredecessorsHeld) {
   }
 }
 
+TEST_F(RankDeathTest, StateOfAReplacementOwesWhatItsPredecessorHeld) {
+  const std::string spec = Spec(160);
+  std::vector<RankProcess> ranks = StartAll(spec, 2);
+  Rows rows;
+  for (int step = 0; step < 4; ++step) {
+    Append(TakeSome(ranks[0], 1), &rows);
+    ranks[0].Release(1);
+  }
+  Append({TakeSome(ranks[1], 4)[0]}, &rows);
+  ranks[1].Release(1);
+  WaitUntilReady(Name(), 1, 3);
+  ranks[1].Kill();
+  RankProcess replacement = Start(OptionsFor(spec, 1, 2));
+  Append(TakeSome(replacement, 1), &rows);
+  const nlohmann::json state = nlohmann::json::parse(replacement.State());
+  EXPECT_EQ(state.at("row"), 4 * 8);
+  EXPECT_EQ(state.at("owed"),
+            nlohmann::json::parse("[[0, 20, 4, true], [0, 28, 4, true]]"));
+  Options options = OptionsFor(spec, 0, 1);
+  options.state = state.dump();
+  options.job += "again";
+  Reader reader(options);
+  const Course rest = RunToTheEnd(reader);
+  EXPECT_EQ(rest.code, 0) << rest.error;
+  Append(rest.taken, &rows);
+  EXPECT_EQ(Sorted(rows), Numbers(160));
+}
+
 // At any point of an epoch, and between two epochs, the sum is the same.
 TEST_F(RankDeathTest, OneThatHadAllAndDiedIsReplacedByOneThatIsToldTheEnd) {
   const std::string spec = Spec(64);

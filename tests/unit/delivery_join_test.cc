@@ -115,6 +115,28 @@ TEST_F(DeliveryJoinTest, DynamicBeginsAtTheOldestBatchThatItMayGet) {
   EXPECT_GE(first->position, joined.position);
 }
 
+// What its predecessor held is owed, wherever it comes in between.
+TEST_F(DeliveryJoinTest, SplitIsToldWhatItGetsBesidesTheStepsInOrder) {
+  Begin(DeliveryMode::kSplit);
+  Attach(0);
+  const std::optional<Cell> held = Take(0);
+  const std::optional<Cell> released = Take(0);
+  ASSERT_TRUE(held && released);
+  ReleaseOf(0, *released);
+  ASSERT_TRUE(delivery_->Died(seats_[0]).ok());
+  Make();
+  const Delivery::Joined joined = Attach(0);
+  EXPECT_EQ(joined.position, 2u);
+  ASSERT_EQ(joined.owed.size(), 1u);
+  EXPECT_EQ(joined.owed[0].id, StepId(0, 0));
+  EXPECT_EQ(joined.owed[0].rows, (RowRange{0, 1, true}));
+  const std::optional<Cell> first = Take(0);
+  const std::optional<Cell> second = Take(0);
+  ASSERT_TRUE(first && second);
+  EXPECT_EQ(first->position, held->position);
+  EXPECT_EQ(second->position, joined.position);
+}
+
 // Of a position that it claims, where epochs are endless.
 TEST_F(DeliveryJoinTest, AClaimThatIsImpossibleIsBounded) {
   Begin(DeliveryMode::kSplit, std::nullopt);

@@ -243,7 +243,7 @@ TEST_F(RingTest, NoWakeUpIsLost) {
 
 // Literals on purpose: if this fails, bump kLayoutVersion, then edit here.
 TEST(LayoutTest, VersionSevenIsFrozen) {
-  EXPECT_EQ(kLayoutVersion, 7u);
+  EXPECT_EQ(kLayoutVersion, 8u);
   EXPECT_EQ(kPartShift, 6u);
   EXPECT_EQ(kPartMask, 0x3ffu);
   EXPECT_EQ(kPhaseShift, 16u);
@@ -251,6 +251,7 @@ TEST(LayoutTest, VersionSevenIsFrozen) {
   EXPECT_EQ(offsetof(RingCell, batch), 8u);
   EXPECT_EQ(offsetof(BatchCell, position), 48u);
   EXPECT_EQ(sizeof(Ring), 9344u);
+  EXPECT_EQ(offsetof(Ring, skipped), 12u);
   EXPECT_EQ(offsetof(Ring, cells), 1152u);
   EXPECT_EQ(sizeof(LeaseRecord), 16u);
   EXPECT_EQ(sizeof(CursorPage), 3584u);
