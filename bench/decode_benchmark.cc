@@ -9,7 +9,7 @@
 // whole picture. A ratio below 1.11 to the former is 0.9 x its speed. It makes
 // a difference of 1.1 to 1.2 where the row buffer lies: to rows on a vector's
 // boundary libjpeg-turbo writes past the caches. The baseline is the faster.
-// Of files of other formats, the baseline is their decoder (*_decoder.h), which
+// The baseline for files of other formats is their decoder (*_decoder.h), which
 // writes RGB rows of the whole picture.
 // Isolation: no file is read, no broker runs; `penstock bench` shows those.
 // Quality: peak signal-to-noise ratio of each row against `exact: true`, over

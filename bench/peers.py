@@ -637,7 +637,7 @@ def main():
         "date": datetime.date.today().isoformat(),
         "batch": options.batch, "dtype": options.dtype, "from": options.begin,
         "window_s": options.window, "interleaved_runs": options.runs,
-        # Of others: nothing of this runs yet. More processes get more of a
+        # The load of others: nothing of this runs yet. More processes get more of a
         # busy machine, so that rates then say little; CPU seconds still do.
         "load_before": round(os.getloadavg()[0], 2),
     }

@@ -86,7 +86,7 @@ void Sample(benchmark::State& state) {
 }
 BENCHMARK(Sample);
 
-// Of so many ranks with a file each; one of each two has run out.
+// So many ranks have a file each; one of each two has run out.
 void Shards(benchmark::State& state) {
   const auto count = static_cast<uint64_t>(state.range(0));
   std::vector<Shard> shards;

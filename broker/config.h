@@ -23,7 +23,7 @@ namespace penstock {
 template <typename T>
 class Declaration;
 
-// Of penstock-metrics.service; absent where that is not installed.
+// The user of penstock-metrics.service; absent where that is not installed.
 inline constexpr char kMetricsUser[] = "penstock-metrics";
 
 struct Config {

@@ -249,7 +249,7 @@ StatusOr<std::vector<uid_t>> ObserversOf(const Config& config) {
   return observers;
 }
 
-// Of the folders that the daemon makes if they are not there.
+// Checks the folders that the daemon makes if they are not there.
 Status CheckFolders(const Config& config) {
   const auto check = [](const char* key, const std::string& path) -> Status {
     struct stat info;

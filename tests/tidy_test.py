@@ -325,6 +325,15 @@ class TidyTest(unittest.TestCase):
                 findings += [f"{path}: {name}" for name in empty_class.findall(text(path))]
         self.assert_none(findings, "name it for what it does")
 
+    def test_comments_name_their_subject(self):
+        self.assert_none(
+            [f"{path}: {line.strip()}"
+             for path in FILES
+             if path.suffix in SOURCE_SUFFIXES
+             for line in re.findall(r"^\s*(?://|#|\*) Of .*$", text(path), re.MULTILINE)],
+            "begins with Of: say what the comment is about first",
+        )
+
     def test_the_package_has_every_function_of_the_library(self):
         declared = set(re.findall(r"^PENSTOCK_API\b[^;(]*?\b(penstock_\w+)\(",
                                   text("client/penstock.h"), re.MULTILINE))

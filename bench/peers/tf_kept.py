@@ -84,7 +84,7 @@ def batches(config):
     def augment(images):
         images = tf.image.random_flip_left_right(images)
         if config["dtype"] == "float16":
-            # Of bytes: three times faster than of what they become.
+            # On bytes: three times faster than on what they become.
             images = tf.experimental.numpy.moveaxis(images, -1, -3)
             images = tf.cast((tf.cast(images, tf.float32) - mean) * scale,
                              tf.float16)

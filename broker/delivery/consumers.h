@@ -100,7 +100,7 @@ class Consumers {
   // nullptr: the seat is free. The process may be an evicted one's.
   Feed* FeedAt(uint32_t seat) const { return feeds_[seat].get(); }
   std::unique_ptr<Feed> TakeFeed(uint32_t seat);
-  // Of an attached one.
+  // The consumer is attached.
   Feed& FeedOf(const Consumer& consumer) const {
     return *feeds_[consumer.seat];
   }

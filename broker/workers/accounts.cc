@@ -22,7 +22,7 @@ JobAccount* Accounts::Open(const std::shared_ptr<Job>& job) {
   return &account;
 }
 
-// Of a user who has a job, or had one lately: debts of time are kept.
+// The user has a job, or had one lately: debts of time are kept.
 UserAccount* Accounts::OfUser(uint32_t uid) {
   UserAccount* found = nullptr;
   for (UserAccount& user : users_) {

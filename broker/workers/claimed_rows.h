@@ -88,8 +88,8 @@ struct ClaimedRows {
   Claim claim;
   std::vector<Plan::Row> rows;
   std::vector<Column> columns;  // by feature
-  // Of a job with a cache, the indices of its rows: first those that are read
-  // before they are made, of its files or of the cache's. Else empty: rows are
+  // The indices of the rows of a job with a cache: first those that are read
+  // before they are made, from its files or the cache's. Else empty: rows are
   // in their order, and all are read or none.
   std::vector<uint32_t> order;
   uint64_t to_read = 0;  // so many of them are read

@@ -28,10 +28,10 @@ constexpr uint64_t kInFlightBytes = uint64_t{64} << 20;
 // Records that are dropped from the page cache, then read.
 constexpr uint64_t kRowsMax = 16'384;
 constexpr uint64_t kBytesMax = uint64_t{4} << 30;
-// Of these the kernel is asked whether they are still there.
+// The kernel is asked whether so many pages are still there.
 constexpr size_t kProbes = 64;
 constexpr uint64_t kPage = 4096;
-// Of the time; the rest is for reading the same again.
+// Shares of the time; the rest is for reading the same again.
 constexpr double kColdShare = 0.7;
 constexpr double kDroppedShare = 0.9;
 

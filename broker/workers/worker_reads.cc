@@ -26,25 +26,25 @@ WorkerReads::WorkerReads(WorkerHost* host, uint32_t thread_index, uint32_t most,
   OpenGroup(0);
 }
 
-void WorkerReads::OpenGroup(uint32_t number) {
-  Group& group = groups_[number];
+void WorkerReads::OpenGroup(uint32_t g) {
+  Group& group = groups_[g];
   group.reader = host_->MakeWorkerReader(thread_index_);
-  group.reader->ReportBlocking(in_flight_->blocked_on(), Entry(number, 0));
+  group.reader->ReportBlocking(in_flight_->blocked_on(), Entry(g, 0));
   group.tickets = std::vector<Ticket>(group.reader->depth());
   group.free.clear();
   for (uint32_t ticket = group.reader->depth(); ticket > 0; --ticket) {
     group.free.push_back(ticket - 1);
   }
   group.given_up = 0;
-  current_ = number;
+  current_ = g;
 }
 
 void WorkerReads::ChangeGroup() {
-  for (uint32_t number = 0; number < JobReads::kGroupsMax; ++number) {
-    if (groups_[number].reader != nullptr) continue;
+  for (uint32_t g = 0; g < JobReads::kGroupsMax; ++g) {
+    if (groups_[g].reader != nullptr) continue;
     Log<"reads-hang">(thread_index_, given_up_);
     for (auto& [key, state] : *jobs_) Unpin(state.reads);
-    return OpenGroup(number);
+    return OpenGroup(g);
   }
 }
 
@@ -132,11 +132,11 @@ void WorkerReads::Start(const std::shared_ptr<ClaimedRows>& shared) {
 bool WorkerReads::Await(uint64_t wait_ns) {
   bool any = false;
   StorageReader::Done done;
-  for (uint32_t number = 0; number < JobReads::kGroupsMax; ++number) {
-    Group& group = groups_[number];
-    if (number == current_ || group.reader == nullptr) continue;
+  for (uint32_t g = 0; g < JobReads::kGroupsMax; ++g) {
+    Group& group = groups_[g];
+    if (g == current_ || group.reader == nullptr) continue;
     while (group.reader->Next(kNoWait, &done)) {
-      Arrive(number, done);
+      Arrive(g, done);
       any = true;
     }
     // Arrived reads still use the reader's buffers.
@@ -168,16 +168,16 @@ bool WorkerReads::Await(uint64_t wait_ns) {
   return any;
 }
 
-void WorkerReads::Arrive(uint32_t number, const StorageReader::Done& done) {
-  Group& group = groups_[number];
-  in_flight_->End(Entry(number, done.ticket));
+void WorkerReads::Arrive(uint32_t g, const StorageReader::Done& done) {
+  Group& group = groups_[g];
+  in_flight_->End(Entry(g, done.ticket));
   in_flight_->CountBytes(done.bytes.size());
   Ticket& ticket = group.tickets[done.ticket];
   if (ticket.rows != nullptr) {
     ticket.arrived = true;
     WorkerJob* const job = ticket.rows->state;
     if (job->reads.arrived.empty()) arrived_.push_back(job);
-    job->reads.arrived.push_back({number, done});
+    job->reads.arrived.push_back({g, done});
     return;
   }
   --group.given_up;
@@ -240,17 +240,17 @@ void WorkerReads::CheckTimeouts() {
   if (host_->now_ns() == checked_ns_) return;
   checked_ns_ = host_->now_ns();
   if (pins_ > 0) UnpinEnded();
-  for (uint32_t number = 0; number < JobReads::kGroupsMax; ++number) {
-    Group& group = groups_[number];
+  for (uint32_t g = 0; g < JobReads::kGroupsMax; ++g) {
+    Group& group = groups_[g];
     if (group.reader == nullptr) continue;
     for (uint32_t i = 0; i < group.tickets.size(); ++i) {
       const Ticket& ticket = group.tickets[i];
       if (!ticket.taken || ticket.arrived || group.reader->Arrived(i)) continue;
-      in_flight_->StillWaiting(Entry(number, i), checked_ns_);
+      in_flight_->StillWaiting(Entry(g, i), checked_ns_);
       // A blocking reader has only queued it and reaches it soon enough.
       if (ticket.rows != nullptr && ticket.rows->job->Cancelled() &&
           !group.reader->blocking()) {
-        GiveUp(number, i);
+        GiveUp(g, i);
       }
     }
   }
@@ -260,11 +260,11 @@ void WorkerReads::CheckTimeouts() {
   }
 }
 
-void WorkerReads::GiveUp(uint32_t number, uint32_t index) {
-  Group& group = groups_[number];
+void WorkerReads::GiveUp(uint32_t g, uint32_t index) {
+  Group& group = groups_[g];
   const std::shared_ptr<ClaimedRows> rows =
       std::exchange(group.tickets[index].rows, nullptr);
-  --rows->state->reads.in_group[number];
+  --rows->state->reads.in_group[g];
   --waited_for_;
   ++group.given_up;
   ++given_up_;

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "common/format.h"
+#include "common/hash.h"
 
 namespace penstock {
 namespace {
@@ -113,18 +114,15 @@ RowCheck CheckRows(std::vector<RowRecord>& expected,
 
 std::vector<std::string> OrderDigests(std::vector<RowRecord>& delivered) {
   SortSamples(delivered);
-  constexpr uint64_t kFnvOffset = 0xcbf29ce484222325u;
-  constexpr uint64_t kFnvPrime = 0x100000001b3u;
   std::vector<uint64_t> digests;
   for (size_t i = 0; i < delivered.size(); ++i) {
     const RowRecord& row = delivered[i];
     if (i == 0 || row.epoch != delivered[i - 1].epoch) {
-      digests.push_back(kFnvOffset);
+      digests.push_back(kFnv1aBasis);
     }
-    uint64_t& digest = digests.back();
     for (int shift = 0; shift < 64; shift += 8) {
-      digest ^= (static_cast<uint64_t>(row.sample_id) >> shift) & 0xFF;
-      digest *= kFnvPrime;
+      digests.back() = Fnv1aByte(
+          digests.back(), static_cast<uint8_t>(row.sample_id >> shift));
     }
   }
   std::vector<std::string> texts;

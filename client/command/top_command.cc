@@ -3,7 +3,6 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <chrono>
 #include <cmath>
 #include <ctime>
 #include <memory>
@@ -18,6 +17,7 @@
 #include "client/private_broker/control_call.h"
 #include "client/private_broker/interrupt.h"
 #include "common/command_line.h"
+#include "common/deadline.h"
 #include "common/message.h"
 #include "common/printable.h"
 
@@ -34,11 +34,7 @@ struct TopOptions {
   uint64_t count = 0;  // 0: no end
 };
 
-double Now() {
-  return std::chrono::duration<double>(
-             std::chrono::steady_clock::now().time_since_epoch())
-      .count();
-}
+double Now() { return static_cast<double>(MonotonicNs()) / 1e9; }
 
 std::string TimeOfDay() {
   const std::time_t now = std::time(nullptr);

@@ -85,7 +85,7 @@ void AddLongNames(const Command& command, std::set<std::string>* names) {
   }
 }
 
-// Of a command and those below it.
+// The long options of a command and of those below it.
 std::string LongNames(const Command& command) {
   std::set<std::string> names;
   AddLongNames(command, &names);

@@ -204,7 +204,7 @@ TEST_F(DoctorTest, LimitsOfControlGroups) {
   Expect(kAdvice, "CPU quota", "400 of 1000 periods (cpu.max 150000 100000)",
          "CPUQuota");
   Write(kGroup + "cpu.stat", "nr_periods 1000\nnr_throttled 20\n");
-  // Of a group above.
+  // The limit of a group above.
   Write("/sys/fs/cgroup/system.slice/memory.max", "1048576\n");
   broker()["memory_bytes"] = 1000000;
   Expect(kAdvice, "memory limit", "1.0 MiB of /system.slice", "MemoryMax");

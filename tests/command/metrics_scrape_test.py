@@ -26,7 +26,7 @@ from running_broker import BrokerTest
 
 SKIP = 77
 BUILD = pathlib.Path(sys.argv.pop(1)).resolve()
-# Of the dashboard: what this job has no series of, or none yet.
+# Metrics of the dashboard of which this job has no series, or none yet.
 NO_SERIES = ("penstock_memory_limit_bytes", "penstock_job_cache_hits_total")
 
 

@@ -140,7 +140,7 @@ struct Lap {
   std::string job;
   std::string folder;
   std::vector<Rank> ranks;
-  // Of a stream; restarted until the ranks are done.
+  // The producer of a stream; restarted until the ranks are done.
   Process producer;
   Victim producer_victim;
   uintmax_t logged = 0;  // bytes, at its last progress
@@ -399,7 +399,7 @@ class Storm {
     ++rank_restarts_;
     Start(lap, rank);
   }
-  // Of the current process of the rank.
+  // Looks at the log of the rank's current process.
   template <typename Predicate>
   static bool AnyLogOf(const Lap& lap, const Rank& rank, Predicate is_it) {
     const std::vector<RankLog> logs = ReadRankLogs(lap.folder);

@@ -16,7 +16,7 @@
 
 namespace penstock {
 
-// Of CLOCK_MONOTONIC: the same for all processes.
+// CLOCK_MONOTONIC, which is the same for all processes.
 uint64_t MonotonicNs();
 
 struct LoggedBatch {

@@ -129,7 +129,7 @@ void Check(std::string_view text) {
   // Throws where a text in it is not UTF-8.
   const std::string canonical = json.dump();
   Require(DifferingField(*spec, *spec).empty(), "a spec is equal to itself");
-  // Of their values the canonical form has a digest only.
+  // The canonical form has only a digest of their values.
   if (std::holds_alternative<TensorsSource>(spec->source)) return;
   const StatusOr<DatasetSpec> again =
       ParseDatasetSpec(canonical, "journal", "/");

@@ -43,7 +43,7 @@ size_t PayloadOf(const Bytes& file, uint8_t marker) {
       file.begin());
 }
 
-// Of the corpus.
+// A file of the corpus.
 Bytes FileOf(const std::string& name) {
   std::ifstream file(PENSTOCK_PICTURES "/" + name, std::ios::binary);
   const std::string text{std::istreambuf_iterator<char>(file), {}};

@@ -11,7 +11,7 @@ namespace penstock {
 namespace {
 
 void Check(std::span<const std::byte> file) {
-  // Of a longer file only its beginning is at hand.
+  // Only the beginning of a longer file is at hand.
   const auto head = file.first(std::min(file.size(), kNpyHeaderBytesMax));
   const StatusOr<NpyHeader> header = ParseNpyHeader("a", head, file.size());
   if (!header.ok()) {

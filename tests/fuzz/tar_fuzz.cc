@@ -88,7 +88,7 @@ void CheckFile(const std::string& bytes) {
   }
 }
 
-// Of every block that could be a header.
+// Mends every block that could be a header.
 std::string WithRightChecksums(std::string bytes) {
   for (size_t at = 0; at + kBlock <= bytes.size(); at += kBlock) {
     char* const block = bytes.data() + at;

@@ -510,7 +510,7 @@ def test_each_batch_of_a_mix_of_blocks_is_of_one_part(attach):
     of_second = [all(v >= 100 for v in batch) for batch in batches]
     assert of_second == [any(v >= 100 for v in batch) for batch in batches]
     assert of_second == [False, False, True, False, False, True, False, False] * 2
-    # Of 50 rows two fill no block, of 20 four.
+    # Two of 50 rows fill no block, and four of 20.
     epochs = [sum(batches[:8], []), sum(batches[8:], [])]
     assert [len(set(epoch)) for epoch in epochs] == [64, 64]
     assert set(epochs[0]) != set(epochs[1])

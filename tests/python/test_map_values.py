@@ -82,7 +82,7 @@ def test_a_vocabulary_file_is_read_and_read_again(attach, tmp_path):
 def test_a_word_without_a_number_is_an_error_of_its_sample(attach, tmp_path):
     dataset = words(tmp_path).map(
         penstock.lookup(VOCABULARY, oov_buckets=0, feature="word"))
-    # Of several, whichever a worker comes to first.
+    # One of several: whichever a worker comes to first.
     with pytest.raises(penstock.DataLoss,
                        match="words.jsonl, line .* lookup: '.*' is not in the vocab"):
         one_batch(attach, dataset)

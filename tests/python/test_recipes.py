@@ -285,7 +285,7 @@ def test_fashion_mnist_is_whole(attach, tmp_path):
 
 @pytest.mark.skipif(not FASHION_MNIST.exists(), reason="no dataset-fashion-mnist")
 def test_mnist_unpacked_is_whole_and_cut_off_is_not(tmp_path):
-    # Of the same sizes.
+    # Files of the same sizes.
     folder = tmp_path / "MNIST/raw"
     for file in FASHION_MNIST.iterdir():
         write(folder / file.stem, gzip.decompress(file.read_bytes()))

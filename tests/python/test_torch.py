@@ -188,7 +188,7 @@ def test_a_trace_lies_beside_torch_s_profiler(attach, broker, tmp_path):
         profile.export_chrome_trace(str(path))
         return json.loads(path.read_text())
 
-    # Of another minute: only its base matters.
+    # It is of another minute: only its base matters.
     before = profiled(tmp_path / "before.json", lambda: True)
     command = shutil.which("penstock", path=os.path.dirname(sys.executable))
     with subprocess.Popen([command, "trace", "profiled", "--socket", broker.socket,

@@ -15,7 +15,7 @@ namespace {
 // Thrown in a process to leave its lambda: the run is over.
 struct RunOver {};
 
-// Of 64-bit hashes; 0 is none of them. Grows, never shrinks.
+// Holds 64-bit hashes other than 0. Grows, never shrinks.
 class HashSet {
  public:
   // False: it was there.
@@ -140,7 +140,7 @@ class Explorer {
   Fiber main_;
   std::vector<std::unique_ptr<Process>> processes_;  // kept for their stacks
 
-  // Of a run.
+  // The state of a run.
   Run run_{*this};
   int process_count_ = 0;
   int current_ = -1;  // whose lambda runs; < 0: the scheduler or a check

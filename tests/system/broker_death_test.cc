@@ -517,7 +517,7 @@ TEST_F(BothDieTest, ReplacementThatGetsAnOldStepLastGoesOnWhereItWasBefore) {
 // The broker dies first: no later instance sees the rank alive.
 class BrokerThenRankDieTest : public BothDieTest {
  protected:
-  // Of three ranks the last dies; returns what it released.
+  // The last of three ranks dies; returns what it released.
   void Run(const std::string& on_rank_death) {
     const std::string spec =
         "dataset: numbers\nsource: {range: 1200}\nbatch: {size: 12}\nhold: 3";

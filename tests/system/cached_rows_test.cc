@@ -109,7 +109,7 @@ TEST_F(CachedRowsTest, RowsOfATruncatedFileAreSkipped) {
     EXPECT_EQ(Wrong(batch), 0U);
     for (const int64_t id : batch.ids()) kept += id < 100;
   }
-  // Of both epochs that were left, but for what had been made before.
+  // The rows of both epochs that were left, but for those made before.
   EXPECT_EQ(kept, 200U);
 }
 

@@ -455,7 +455,7 @@ TEST_F(InputSemanticsTest, Example15FilesAreDividedOverHosts) {
     std::string files;
     int64_t first = 0;
     for (size_t i = 0; i < sizes.size(); ++i) {
-      // Of the other host's files only the size is right.
+      // Only the size of the other host's files is right.
       const bool own = static_cast<int>(i % 2) == host;
       files += (files.empty() ? "" : ", ") +
                broker.Write("part-" + std::to_string(i),

@@ -116,7 +116,7 @@ TEST_F(TuningTest, MoreIsMadeAheadForRanksThatTakeBatchesInBursts) {
   const std::string spec = RangeSpec(
       "100000",
       "map:\n  - python: {function: \"waits:sleeps\"}\nbatch: {size: 1}\n");
-  // Of 12 batches that take 1 ms each, 4 are there after a pause: the rank
+  // 4 of 12 batches that take 1 ms each are there after a pause: the rank
   // waits for the others, in two fifths of the time.
   const auto pause = std::chrono::milliseconds(12);
   StartRank(spec, pause);

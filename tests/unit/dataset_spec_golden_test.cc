@@ -44,7 +44,7 @@ TEST(DatasetSpecGoldenTest, TextsReadAsTheyDid) {
     EXPECT_EQ(ResultOf(text), wanted) << text;
     if (wanted.front() != '{') continue;
     ++specs;
-    // Of inline values it has a digest only.
+    // It has only a digest of inline values.
     if (text.find("tensors") != text.npos) continue;
     EXPECT_EQ(ResultOf(wanted), wanted);
   }

@@ -899,7 +899,7 @@ TEST(DatasetSpecTest, TheJsonIsASpecAgain) {
 }
 
 TEST(DatasetSpecTest, TheJsonOfTensorsHasEveryValueAgain) {
-  // Of every dtype the values whose digits or whose range are hardest.
+  // The values of every dtype whose digits or range are hardest.
   const char* const features[] = {
       "x: {dtype: float16, values: [0.1, -0.0, 65504, 6e-8, 1e-5, -65504]}",
       "x: {dtype: bfloat16, values: [0.1, 3.3895313892515355e+38, 1e-40, 1]}",

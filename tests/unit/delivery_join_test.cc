@@ -137,7 +137,7 @@ TEST_F(DeliveryJoinTest, SplitIsToldWhatItGetsBesidesTheStepsInOrder) {
   EXPECT_EQ(second->position, joined.position);
 }
 
-// Of a position that it claims, where epochs are endless.
+// The position that a page claims, where epochs are endless.
 TEST_F(DeliveryJoinTest, AClaimThatIsImpossibleIsBounded) {
   Begin(DeliveryMode::kSplit, std::nullopt);
   const Delivery::Joined joined = Attach(0, uint64_t{1} << 60);

@@ -34,7 +34,7 @@ class ImageListTest : public FileSourceTest {
     return field;
   }
 
-  // Of pictures in the folder `pictures`.
+  // A list of pictures in the folder `pictures`.
   ImageListSource List(const std::string& content,
                        FeatureValues<TextField> columns) {
     return {.file = Write("list.csv", content),

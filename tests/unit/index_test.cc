@@ -33,7 +33,7 @@ class IndexTest : public testing::Test {
   }
   ~IndexTest() override { std::filesystem::remove_all(folder_); }
 
-  // Of an hour ago, so that its index may be kept.
+  // A file of an hour ago, so that its index may be kept.
   std::string Write(const std::string& name, const std::string& content) {
     const std::string path = folder_ + "/" + name;
     std::ofstream(path, std::ios::binary) << content;
@@ -113,7 +113,7 @@ TEST_F(IndexTest, OnlyNewAndChangedFilesAreScannedAgain) {
   Write("b", "\1b\2cc");
   EXPECT_THAT(Places(Open({b})), ElementsAre("b 0 1+1", "b 1 3+2"));
   EXPECT_EQ(scans_, 4);
-  // Of the same size, with the time of the former: another inode.
+  // The same size and time in another inode.
   const auto time = std::filesystem::last_write_time(a);
   const std::string other = Write("other", std::string(2, '\0'));
   std::filesystem::rename(other, a);

@@ -594,7 +594,7 @@ TEST_F(JournalDeathTest, OfTheProcessAtThePagesOfAWriteIsNoDamage) {
   size_t unfinished = 0;
   for (size_t over = 0; over <= kJournalFrameBytes + 1; ++over) {
     for (const size_t bytes : {size_t{0}, size_t{30}, 3 * kPage}) {
-      // Of a frame of one page, a quarter; of several pages, each page.
+      // A quarter of a frame of one page; each page of one of several.
       for (size_t torn = 0; torn <= 4; ++torn) {
         for (size_t call = 0; call < 2; ++call) {
           SCOPED_TRACE(testing::Message()

@@ -179,7 +179,7 @@ TEST_F(KeptRecordsTest, EachByteOfTheFileIsChecked) {
     std::ofstream(path) << text;
     return ErrorOf(lines);
   };
-  // Of the header, `function` and `predicate` are for people.
+  // `function` and `predicate` of the header are for people.
   for (size_t i = whole.find('\n'); i < whole.size(); ++i) {
     for (const char bit : {1, 64}) {
       std::string damaged = whole;

@@ -65,7 +65,7 @@ StatusOr<Json> Run(const Json& request) {
                          .sample = request.value("sample", uint64_t{0})};
   const int repeat = request.value("repeat", 1);
   const auto begin = std::chrono::steady_clock::now();
-  // Of several, each with the draws of a sample of its own.
+  // The last of several, each with the draws of a sample of its own.
   for (int i = 0; i < repeat; ++i, ++key.sample) {
     PENSTOCK_RETURN_IF_ERROR(program->Run(record, key, *scratch, places));
   }

@@ -102,7 +102,7 @@ class MapValuesTest : public testing::Test {
     }
     return status;
   }
-  // Of the only feature, or of the one of this name.
+  // The values of the only feature, or of the one of this name.
   template <typename T>
   std::vector<T> Make(const std::string& map, const std::string& name = "") {
     const Status compiled = Compile(map);
@@ -189,7 +189,7 @@ TEST_F(MapValuesTest, RescaleOfAPictureIsRescaleOfItsValues) {
       Make<float>("[{rescale: {scale: 0.0078125, offset: -1, layout: chw}}]");
   EXPECT_EQ(Features(), "image float32 [3, 8, 6]");
   EXPECT_EQ(chw[8 * 6], hwc[1]);
-  // Of floats, by another way, the same.
+  // Floats give the same by another way.
   EXPECT_EQ(Make<float>("[{cast: {dtype: float32}}, {rescale: {scale: "
                         "0.0078125, offset: -1, layout: chw}}]"),
             chw);

@@ -64,7 +64,7 @@ class MixupTest : public testing::Test {
            "}";
   }
 
-  // Of rows of an image [6, 8, 3] and a label [5].
+  // Rows have an image [6, 8, 3] and a label [5].
   void Compile(const std::string& map, DType dtype = DType::kFloat32,
                DType of_label = DType::kFloat32) {
     const auto spec = ParseDatasetSpec(SpecOf(map), "", "/");

@@ -84,7 +84,7 @@ TEST_F(NpyTest, RowsOfFeaturesAreSideBySide) {
 }
 
 TEST_F(NpyTest, LargeRowsOfSeveralFeaturesAreAllRead) {
-  // Of 96 MB and more: holes, but for the last row.
+  // Files of 96 MB and more: holes, but for the last row.
   constexpr uint64_t kRows = 3'000'000;
   const auto sparse = [&](const std::string& name, uint64_t row_bytes,
                           char value) {

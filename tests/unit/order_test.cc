@@ -128,7 +128,7 @@ TEST(WindowsTest, RunsAreThoseOfTheFiles) {
     }
     const std::vector<uint64_t> ends = EndsOf(sizes);
     EXPECT_EQ(*FileRuns(*AllRecords(ends.back()), SameFile(ends), {}), ends);
-    // Of every third record.
+    // The runs of every third record.
     const auto third =
         Slice(AllRecords(ends.back()), 0, (ends.back() + 2) / 3, 3);
     std::vector<uint64_t> wanted;

@@ -98,7 +98,7 @@ TEST(WeightsTest, RowsBeforeStayAndSharesAreExactAfterwards) {
   for (int round = 0; round < 100; ++round) {
     const auto when_out = static_cast<WhenOut>(round % 3);
     const uint64_t block = round % 2 == 0 ? 1 : 4;
-    // Of an epoch: part of a pass, or several.
+    // The steps of an epoch: a part of a pass, or several.
     const std::optional<uint64_t> steps =
         round % 5 == 0 ? std::nullopt
                        : std::optional<uint64_t>(20 + random() % 500);

@@ -465,7 +465,7 @@ def access_without_data():
         for file in (shared, private, team, closed):
             assert trains("alice", text(file)) == "3 rows", file
         assert trains("bob", text(shared)) == "3 rows"
-        # Of the service's own user: alice may read it, the service may not.
+        # Alice may read it, the service's own user may not.
         expect(trains("alice", text(own)), "penstock")
         bob = f"user {pwd.getpwnam('bob').pw_uid} may not "
         # Alice's datasets are open or in the cache by now.
