@@ -14,6 +14,7 @@
 #ifndef COMMON_PRODUCER_MEMORY_H_
 #define COMMON_PRODUCER_MEMORY_H_
 
+#include <cstddef>
 #include <cstdint>
 #include <vector>
 
@@ -30,6 +31,11 @@ struct ProducerLayout {
   std::vector<uint64_t> offsets;
   std::vector<uint64_t> row_bytes;
   uint64_t bytes = 0;
+
+  // Where a feature of the row at this place of the ring begins.
+  uint64_t Place(uint64_t row, size_t feature) const {
+    return offsets[feature] + row * row_bytes[feature];
+  }
 };
 
 // ResourceExhausted: more than 2^46 bytes.

@@ -187,6 +187,15 @@ Ring& Segment::ring(uint32_t seat) const {
   return *reinterpret_cast<Ring*>(base() + kPageBytes + seat * sizeof(Ring));
 }
 
+SlotRows Segment::rows(uint32_t slot, const ElementSpec& element) const {
+  std::vector<SlotRows::Column> columns;
+  columns.reserve(element.size());
+  for (size_t i = 0; i < element.size(); ++i) {
+    columns.push_back({feature(slot, i), element[i].RowBytes()});
+  }
+  return {ids(slot), std::move(columns)};
+}
+
 int64_t* Segment::ids(uint32_t slot) const {
   return reinterpret_cast<int64_t*>(base() + slot_offset(slot) +
                                     plan_.ids_offset);

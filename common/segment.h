@@ -14,6 +14,7 @@
 #include "common/element_spec.h"
 #include "common/fd.h"
 #include "common/layout.h"
+#include "common/slot_rows.h"
 #include "common/status.h"
 
 namespace penstock {
@@ -82,6 +83,8 @@ class Segment {
     return plan_.slots_offset +
            SlotOffset(plan_.bank_slots, plan_.slot_stride, slot);
   }
+  // The rows of a slot whose batch has this form.
+  SlotRows rows(uint32_t slot, const ElementSpec& element) const;
   int64_t* ids(uint32_t slot) const;
   std::byte* feature(uint32_t slot, size_t index) const;
 

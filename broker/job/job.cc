@@ -594,23 +594,20 @@ Claim Job::ClaimRows(std::optional<uint32_t> node) {
 
 // Copies rows to the other nodes of a broadcast while they are in the caches.
 void Job::CopyRows(const Claim& claim) {
-  const auto slots =
-      static_cast<uint32_t>(layout_.segment.slot_count / layout_.copies);
+  const ElementSpec& element = dataset_->element_spec(claim.batch->rows.part);
+  const SlotRows rows = segment_->rows(claim.slot, element);
   for (uint32_t copy = 0; copy < layout_.copies; ++copy) {
-    const uint32_t to = copy * slots + claim.slot % slots;
+    const uint32_t to = SlotOfCopy(*claim.batch, copy);
     if (to == claim.slot) continue;
-    penstock::CopyRows(*segment_,
-                       dataset_->element_spec(claim.batch->rows.part),
-                       claim.slot, to, claim.begin, claim.end);
+    rows.Copy(claim.begin, claim.end, segment_->rows(to, element));
   }
 }
 
 void Job::Assemble(OpenBatch* batch) const {
-  const auto slots =
-      static_cast<uint32_t>(layout_.segment.slot_count / layout_.copies);
+  const ElementSpec& element = dataset_->element_spec(batch->rows.part);
   for (uint32_t copy = 0; copy < layout_.copies; ++copy) {
-    penstock::Assemble(*segment_, dataset_->element_spec(batch->rows.part),
-                       keep_shape_, copy * slots + batch->slot, batch);
+    penstock::Assemble(segment_->rows(SlotOfCopy(*batch, copy), element),
+                       keep_shape_, batch);
   }
 }
 

@@ -308,6 +308,10 @@ class Job {
   bool StarvedLocked() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void NoteRanksLocked(const FunctionWorkersUse& function_workers)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // In the segment.
+  uint32_t SlotOfCopy(const OpenBatch& batch, uint32_t copy) const {
+    return copy * (layout_.segment.slot_count / layout_.copies) + batch.slot;
+  }
   void CopyRows(const Claim& claim);
   void CountFailedRow(StatusCode code);
   void NoteErrorLocked(const std::string& message)

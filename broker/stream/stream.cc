@@ -372,7 +372,7 @@ Status Stream::CopyLocked(const StreamLedger::Chunk& to,
     const uint64_t row_bytes = layout.row_bytes[i];
     const uint64_t at_once =
         std::max<uint64_t>(kBytesAtOnce / std::max<uint64_t>(row_bytes, 1), 1);
-    uint64_t at = layout.offsets[i] + to.ring_position * row_bytes;
+    uint64_t at = layout.Place(to.ring_position, i);
     for (const Piece& piece : pieces) {
       for (uint64_t k = 0; k < piece.rows; k += at_once) {
         rows.resize(std::min(at_once, piece.rows - k) * row_bytes);
@@ -641,7 +641,7 @@ Status Stream::Piece::Read(size_t feature, uint64_t row, uint64_t count,
                            std::byte* out) const {
   const ProducerLayout& layout = memory->layout();
   const uint64_t row_bytes = layout.row_bytes[feature];
-  uint64_t at = layout.offsets[feature] + (ring_row + row) * row_bytes;
+  uint64_t at = layout.Place(ring_row + row, feature);
   for (uint64_t left = count * row_bytes; left > 0;) {
     const ssize_t got = pread(memory->fd(), out, left, static_cast<off_t>(at));
     if (got < 0 && errno == EINTR) continue;

@@ -12,7 +12,7 @@ void ClaimMaker::Expect(const ClaimedRows& rows) {
 }
 
 void ClaimMaker::Aim(const ClaimedRows& rows, uint64_t index) {
-  out_.resize(rows.columns.size());
+  out_.resize(rows.in_slot.features());
   for (size_t i = 0; i < out_.size(); ++i) out_[i] = rows.Place(index, i);
 }
 
@@ -22,7 +22,7 @@ void ClaimMaker::Make(ClaimedRows& rows, uint64_t index, const ReadBytes& read,
   const Status status =
       rows.state->maker->Make(rows.rows[index], read, from_cache, out_);
   if (!status.ok()) return HandleError(rows, index, status);
-  *rows.Id(index) = static_cast<int64_t>(rows.rows[index].record);
+  rows.Id(index) = static_cast<int64_t>(rows.rows[index].record);
 }
 
 void ClaimMaker::End(ClaimedRows& rows, const Status& status) {
@@ -46,7 +46,7 @@ void ClaimMaker::HandleError(ClaimedRows& rows, uint64_t index,
       rows.rows[index], status, *rows.claim.plan, &rows.state->shuffles, out_);
   if (!outcome.ok()) return End(rows, outcome.status());
   if (outcome->record) {
-    *rows.Id(index) = static_cast<int64_t>(*outcome->record);
+    rows.Id(index) = static_cast<int64_t>(*outcome->record);
     job.CountSubstitute(outcome->error);
   } else {
     rows.left_out.push_back(index);
@@ -99,7 +99,7 @@ StatusOr<uint64_t> ClaimMaker::MakePiece(ClaimedRows& rows, uint64_t index) {
       return status.Prepend(Format("dataset '{}': row {} of its producers",
                                    rows.job->key().dataset, row.record));
     }
-    *rows.Id(at) = static_cast<int64_t>(row.record);
+    rows.Id(at) = static_cast<int64_t>(row.record);
   }
   return count;
 }

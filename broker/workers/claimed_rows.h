@@ -75,19 +75,13 @@ using WorkerJobs = std::map<const Job*, WorkerJob>;
 
 // One claim.
 struct ClaimedRows {
-  // A feature in the slot.
-  struct Column {
-    std::byte* first_row = nullptr;  // of the claim
-    uint64_t row_bytes = 0;
-  };
-
   std::shared_ptr<Job> job;
   JobAccount* account = nullptr;  // the host's, for job
   WorkerJob* state = nullptr;     // for job
   uint64_t job_number = 0;        // the host's
   Claim claim;
   std::vector<Plan::Row> rows;
-  std::vector<Column> columns;  // by feature
+  SlotRows in_slot;             // of its batch
   // The indices of the rows of a job with a cache: first those that are read
   // before they are made, from its files or the cache's. Else empty: rows are
   // in their order, and all are read or none.
@@ -105,12 +99,12 @@ struct ClaimedRows {
   bool AllStarted() const {
     return started == to_read && at_once == rows.size();
   }
-  // Destination of a feature of row `index` of the claim.
+  // Where row `index` of the claim goes.
   std::byte* Place(uint64_t index, size_t feature) const {
-    return columns[feature].first_row + index * columns[feature].row_bytes;
+    return in_slot.Place(claim.begin + index, feature);
   }
-  int64_t* Id(uint64_t index) const {
-    return job->segment().ids(claim.slot) + claim.begin + index;
+  int64_t& Id(uint64_t index) const {
+    return in_slot.Id(claim.begin + index);
   }
   // Its process has ended: of the rows that are not started only the first
   // `begun` stay here.

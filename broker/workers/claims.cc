@@ -68,15 +68,8 @@ bool Claims::ClaimMore() {
   rows->rows.resize(count);
   rows->claim.plan->Rows(batch.epoch, batch.first_row + rows->claim.begin,
                          count, &rows->state->shuffles, rows->rows.data());
-  const ElementSpec& element =
-      rows->job->dataset().element_spec(rows->claim.batch->rows.part);
-  rows->columns.reserve(element.size());
-  for (size_t i = 0; i < element.size(); ++i) {
-    const uint64_t row_bytes = element[i].RowBytes();
-    rows->columns.push_back({rows->job->segment().feature(rows->claim.slot, i) +
-                                 rows->claim.begin * row_bytes,
-                             row_bytes});
-  }
+  rows->in_slot = rows->job->segment().rows(
+      rows->claim.slot, rows->job->dataset().element_spec(batch.part));
   const uint64_t first = rows->rows.front().record;
   if (const Stream* const stream = rows->job->stream()) {
     auto pieces = stream->Find(first, count);

@@ -324,8 +324,8 @@ Status Producer::Reserve(uint64_t rows) {
 
 std::byte* Producer::data(size_t feature) const {
   if (reserved_ == 0 || feature >= layout_.offsets.size()) return nullptr;
-  return memory_->data() + layout_.offsets[feature] +
-         ring_position_ % layout_.rows * layout_.row_bytes[feature];
+  return memory_->data() +
+         layout_.Place(ring_position_ % layout_.rows, feature);
 }
 
 Status Producer::CheckBools(uint64_t rows) const {

@@ -23,12 +23,12 @@ TEST(AssembleTest, ABatchShowsNothingOfTheSlotsFormerRows) {
   const auto segment = Segment::Create(*plan, 1, 1);
   ASSERT_TRUE(segment.ok());
   std::byte* const slot = (*segment)->base() + (*segment)->slot_offset(0);
+  const SlotRows rows = (*segment)->rows(0, spec);
   // Expects that all bytes of the row, and its id, are value.
   const auto is = [&](uint64_t row, int64_t id, uint8_t value) {
-    EXPECT_EQ((*segment)->ids(0)[row], id) << row;
+    EXPECT_EQ(rows.Id(row), id) << row;
     for (size_t i = 0; i < spec.size(); ++i) {
-      const std::byte* const bytes =
-          (*segment)->feature(0, i) + row * spec[i].RowBytes();
+      const std::byte* const bytes = rows.Place(row, i);
       for (uint64_t at = 0; at < spec[i].RowBytes(); ++at) {
         EXPECT_EQ(bytes[at], std::byte{value}) << row << ", " << at;
       }
@@ -48,13 +48,13 @@ TEST(AssembleTest, ABatchShowsNothingOfTheSlotsFormerRows) {
           continue;
         }
         there.insert(there.begin(), row);
-        (*segment)->ids(0)[row] = static_cast<int64_t>(row);
+        rows.Id(row) = static_cast<int64_t>(row);
         for (size_t i = 0; i < spec.size(); ++i) {
-          std::memset((*segment)->feature(0, i) + row * spec[i].RowBytes(),
-                      static_cast<int>(row), spec[i].RowBytes());
+          std::memset(rows.Place(row, i), static_cast<int>(row),
+                      spec[i].RowBytes());
         }
       }
-      Assemble(**segment, spec, keep_shape, 0, &batch);
+      Assemble(rows, keep_shape, &batch);
       ASSERT_EQ(batch.valid_rows, there.size());
       ASSERT_EQ(batch.shape_rows, keep_shape ? kShape : there.size());
       for (uint64_t row = 0; row < there.size(); ++row) {
