@@ -1,12 +1,20 @@
 #include "broker/declare/declaration.h"
 
 #include <algorithm>
+#include <cstddef>
 #include <nlohmann/json.hpp>
 
 namespace penstock {
 namespace {
 
 using Json = nlohmann::ordered_json;
+
+void* MemberOf(void* object, const DeclarationBase::Field& field) {
+  return static_cast<std::byte*>(object) + field.offset;
+}
+const void* MemberOf(const void* object, const DeclarationBase::Field& field) {
+  return static_cast<const std::byte*>(object) + field.offset;
+}
 
 }  // namespace
 
@@ -20,7 +28,7 @@ std::string DeclarationBase::Wanted() const {
 std::string DeclarationBase::DefaultOf(const Field& field) const {
   if (field.required || field.one_of) return "";
   Json json = Json::value_t::discarded;
-  write_default_(field, &json);
+  field.type.write(MemberOf(default_, field), &json);
   return json.is_discarded() ? ""
          : json.is_string()  ? json.get<std::string>()
                              : json.dump();
@@ -28,7 +36,9 @@ std::string DeclarationBase::DefaultOf(const Field& field) const {
 
 Status DeclarationBase::Read(const YamlValue& value, std::string_view wanted,
                              void* object) const {
-  if (read_brief_ && value.IsScalar()) return read_brief_(value, object);
+  if (!brief_.empty() && value.IsScalar()) {
+    return brief_field_.type.read(value, MemberOf(object, brief_field_));
+  }
   std::vector<std::string_view> keys;
   std::vector<std::string_view> one_of;
   for (const Field& field : fields_) {
@@ -56,7 +66,8 @@ Status DeclarationBase::Read(const YamlValue& value, std::string_view wanted,
       PENSTOCK_RETURN_IF_ERROR(member.Absent());
       continue;
     }
-    PENSTOCK_RETURN_IF_ERROR(field.read(member, object));
+    PENSTOCK_RETURN_IF_ERROR(
+        field.type.read(member, MemberOf(object, field)));
   }
   return check_ ? check_(value, object) : OkStatus();
 }
@@ -65,7 +76,7 @@ void DeclarationBase::Write(const void* object, Json* out) const {
   *out = Json::object();
   for (const Field& field : fields_) {
     Json value = Json::value_t::discarded;
-    field.write(object, &value);
+    field.type.write(MemberOf(object, field), &value);
     if (!value.is_discarded()) (*out)[field.key] = std::move(value);
   }
 }
@@ -74,6 +85,17 @@ std::vector<std::string_view> NamesOf(const std::vector<Kind>& kinds) {
   std::vector<std::string_view> names;
   for (const Kind& kind : kinds) names.push_back(kind.declared->name());
   return names;
+}
+
+AnyValueType TypeOfKind(const Kind& kind) {
+  return {[kind](const YamlValue& value, void* variant) {
+            return kind.declared->Read(value, kind.declared->Wanted(),
+                                       kind.choose(variant));
+          },
+          [kind](const void* variant, Json* out) {
+            const void* const held = kind.get(variant);
+            if (held != nullptr) kind.declared->Write(held, out);
+          }};
 }
 
 Status ReadKind(const std::vector<Kind>& kinds, const YamlValue& value,

@@ -16,6 +16,7 @@
 #ifndef BROKER_DECLARE_DECLARATION_H_
 #define BROKER_DECLARE_DECLARATION_H_
 
+#include <cstddef>
 #include <functional>
 #include <nlohmann/json_fwd.hpp>
 #include <string>
@@ -39,9 +40,9 @@ class DeclarationBase {
     std::string wanted;  // as in ValueType
     bool required = false;
     bool one_of = false;  // exactly one of those marked so has to be given
-    std::function<Status(const YamlValue& value, void* object)> read;
-    // As in ValueType.
-    std::function<void(const void* object, nlohmann::ordered_json* out)> write;
+    // Of the member, which lies `offset` bytes from the object's begin.
+    AnyValueType type;
+    size_t offset = 0;
     std::vector<const DeclarationBase*> parts = {};  // as in ValueType
   };
 
@@ -74,10 +75,9 @@ class DeclarationBase {
   std::string example_;
   std::vector<Field> fields_;
   std::string brief_;
-  std::function<Status(const YamlValue& value, void* object)> read_brief_;
+  Field brief_field_;
   std::function<Status(const YamlValue& value, void* object)> check_;
-  std::function<void(const Field& field, nlohmann::ordered_json* out)>
-      write_default_;
+  const void* default_ = nullptr;  // a new object
 };
 
 // One alternative of a variant that the key of a mapping chooses.
@@ -104,6 +104,8 @@ const std::vector<Kind>& KindsOf() {
   return kinds;
 }
 std::vector<std::string_view> NamesOf(const std::vector<Kind>& kinds);
+// Of a variant, if it holds this kind.
+AnyValueType TypeOfKind(const Kind& kind);
 // {NAME: {...}}
 Status ReadKind(const std::vector<Kind>& kinds, const YamlValue& value,
                 std::string_view wanted, void* variant);
@@ -115,10 +117,8 @@ class Declaration : public DeclarationBase {
  public:
   Declaration(std::string name, std::string text)
       : DeclarationBase(std::move(name), std::move(text)) {
-    write_default_ = [](const Field& field, nlohmann::ordered_json* out) {
-      const T object{};
-      field.write(&object, out);
-    };
+    static const T object{};
+    default_ = &object;
   }
 
   Declaration& Gives(std::string gives) {
@@ -134,14 +134,14 @@ class Declaration : public DeclarationBase {
   template <typename C, typename V>
   Declaration& Required(std::string key, V C::*member, ValueType<V> type,
                         std::string text) {
-    return Add(FieldOf(std::move(key), member, std::move(type), std::move(text),
-                       true));
+    return Add({std::move(key), std::move(text), type.wanted, true, false,
+                Erased(type), OffsetOf(member), type.parts});
   }
   template <typename C, typename V>
   Declaration& Optional(std::string key, V C::*member, ValueType<V> type,
                         std::string text) {
-    return Add(FieldOf(std::move(key), member, std::move(type), std::move(text),
-                       false));
+    return Add({std::move(key), std::move(text), type.wanted, false, false,
+                Erased(type), OffsetOf(member), type.parts});
   }
   // A key for each kind of the variant; exactly one has to be given.
   template <typename C, typename Variant>
@@ -153,16 +153,8 @@ class Declaration : public DeclarationBase {
            kind.declared->Wanted(),
            false,
            true,
-           [member, kind](const YamlValue& value, void* object) {
-             return kind.declared->Read(
-                 value, kind.declared->Wanted(),
-                 kind.choose(&(static_cast<T*>(object)->*member)));
-           },
-           [member, kind](const void* object, nlohmann::ordered_json* out) {
-             const void* const held =
-                 kind.get(&(static_cast<const T*>(object)->*member));
-             if (held != nullptr) kind.declared->Write(held, out);
-           },
+           TypeOfKind(kind),
+           OffsetOf(member),
            {kind.declared}});
     }
     return *this;
@@ -177,9 +169,8 @@ class Declaration : public DeclarationBase {
   template <typename C, typename V>
   Declaration& Brief(std::string words, V C::*member, ValueType<V> type) {
     brief_ = std::move(words);
-    read_brief_ = [member, type](const YamlValue& value, void* object) {
-      return type.Read(value, &(static_cast<T*>(object)->*member));
-    };
+    brief_field_.type = Erased(type);
+    brief_field_.offset = OffsetOf(member);
     return *this;
   }
   // Called last, with the mapping: checks, and defaults that follow from other
@@ -193,18 +184,10 @@ class Declaration : public DeclarationBase {
 
  private:
   template <typename C, typename V>
-  static Field FieldOf(std::string key, V C::*member, ValueType<V> type,
-                       std::string text, bool required) {
-    Field field{std::move(key), std::move(text), type.wanted, required};
-    field.parts = type.parts;
-    field.read = [member, type](const YamlValue& value, void* object) {
-      return type.Read(value, &(static_cast<T*>(object)->*member));
-    };
-    field.write = [member, write = std::move(type.write)](
-                      const void* object, nlohmann::ordered_json* out) {
-      write(static_cast<const T*>(object)->*member, out);
-    };
-    return field;
+  size_t OffsetOf(V C::*member) const {
+    const V& value = static_cast<const T*>(default_)->*member;
+    return static_cast<size_t>(reinterpret_cast<const char*>(&value) -
+                               static_cast<const char*>(default_));
   }
 };
 

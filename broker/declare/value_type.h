@@ -42,6 +42,22 @@ struct ValueType {
   }
 };
 
+// The same of a value whose type those who keep it do not know: what reads and
+// writes members is compiled once a type, not once a member.
+struct AnyValueType {
+  std::function<Status(const YamlValue& value, void* out)> read;
+  std::function<void(const void* value, nlohmann::ordered_json* out)> write;
+};
+template <typename V>
+AnyValueType Erased(const ValueType<V>& type) {
+  return {[type](const YamlValue& value, void* out) {
+            return type.Read(value, static_cast<V*>(out));
+          },
+          [write = type.write](const void* value, nlohmann::ordered_json* out) {
+            write(*static_cast<const V*>(value), out);
+          }};
+}
+
 // ---- single values ---------------------------------------------------------
 
 // V: int64_t, uint64_t or uint32_t.

@@ -561,15 +561,15 @@ const Declaration<ImageListSource>& ImageListSource::Declared() {
                 "where relative paths begin, and absolute ones are "
                 "refused; by default the folder of file",
                 "a path", false, false,
-                [](const YamlValue& value, void* object) {
-                  return value.Path(
-                      &static_cast<ImageListSource*>(object)->folder);
-                },
-                [](const void* object, nlohmann::ordered_json* out) {
-                  const std::string& folder =
-                      static_cast<const ImageListSource*>(object)->folder;
-                  if (!folder.empty()) WriteText(folder, out);
-                }})
+                {[](const YamlValue& value, void* object) {
+                   return value.Path(
+                       &static_cast<ImageListSource*>(object)->folder);
+                 },
+                 [](const void* object, nlohmann::ordered_json* out) {
+                   const std::string& folder =
+                       static_cast<const ImageListSource*>(object)->folder;
+                   if (!folder.empty()) WriteText(folder, out);
+                 }}})
           .Optional("delimiter", &ImageListSource::delimiter, DelimiterType(),
                     "between values")
           .Optional("header", &ImageListSource::header, Bool(),

@@ -101,23 +101,24 @@ const Declaration<TensorsSource>& TensorsSource::Declared() {
                 "outermost of rows; without a dtype int64 when all values are "
                 "integers, bool when all are true or false, else float32",
                 Features().wanted, true, false,
-                [](const YamlValue& value, void* object) {
-                  return ReadTensors(value,
-                                     static_cast<TensorsSource*>(object));
-                },
-                [](const void* object, nlohmann::ordered_json* out) {
-                  WriteTensors(*static_cast<const TensorsSource*>(object), out);
-                }})
+                {[](const YamlValue& value, void* object) {
+                   return ReadTensors(value,
+                                      static_cast<TensorsSource*>(object));
+                 },
+                 [](const void* object, nlohmann::ordered_json* out) {
+                   WriteTensors(*static_cast<const TensorsSource*>(object),
+                                out);
+                 }}})
           .Add({"repeat", "number of passes over the rows",
                 WholeNumber<uint64_t>(1, kRecordsMax).wanted, false, false,
-                [](const YamlValue& value, void* object) {
-                  auto& source = *static_cast<TensorsSource*>(object);
-                  return WholeNumber<uint64_t>(1, kRecordsMax / source.rows)
-                      .Read(value, &source.repeat);
-                },
-                [](const void* object, nlohmann::ordered_json* out) {
-                  *out = static_cast<const TensorsSource*>(object)->repeat;
-                }});
+                {[](const YamlValue& value, void* object) {
+                   auto& source = *static_cast<TensorsSource*>(object);
+                   return WholeNumber<uint64_t>(1, kRecordsMax / source.rows)
+                       .Read(value, &source.repeat);
+                 },
+                 [](const void* object, nlohmann::ordered_json* out) {
+                   *out = static_cast<const TensorsSource*>(object)->repeat;
+                 }}});
   return declared;
 }
 

@@ -147,7 +147,7 @@ Declaration<TextField> DeclareField(const TextFieldOptions& options) {
                 "room for text in each row")
       .Optional(options.from_key, &TextField::from, from, "")
       .Add({"default", "where there is no value", "a number, or text", false,
-            false, ReadDefault, WriteDefault})
+            false, {ReadDefault, WriteDefault}})
       .Check(options.with_pictures ? CheckFieldOrPicture : CheckField);
   return declared;
 }
