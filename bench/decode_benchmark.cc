@@ -239,8 +239,7 @@ int Main(int argc, char** argv) {
   std::string folder;
   std::string format = "jpg";
   size_t count = 200;
-  line.AddOption("--pictures", &folder, "A folder of pictures")
-      .Required();
+  line.AddOption("--pictures", &folder, "A folder of pictures").Required();
   line.AddOption("--format", &format, "How the names of the files end")
       .OneOf({"jpg", "png", "webp", "tif"})
       .ShowDefault();

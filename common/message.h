@@ -41,8 +41,8 @@ struct Message {
 
 // Sends without waiting. ResourceExhausted: the peer does not read (its buffer
 // is full); Unavailable: the peer is gone.
-// ResourceExhausted also: it needs a memfd of more than large_bytes_max. *large_bytes: of
-// its memfd, if it has one.
+// ResourceExhausted also: it needs a memfd of more than large_bytes_max.
+// *large_bytes: of its memfd, if it has one.
 Status SendMessage(int socket, const nlohmann::json& json,
                    const std::vector<int>& fds = {},
                    size_t large_bytes_max = kLargeMessageBytesMax,

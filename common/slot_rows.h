@@ -1,5 +1,5 @@
-// Where the rows of a batch lie in its slot: nothing else in the broker computes
-// it.
+// Where the rows of a batch lie in its slot: nothing else in the broker
+// computes it.
 //
 // Threads: rows that no other thread has.
 #ifndef COMMON_SLOT_ROWS_H_

@@ -544,7 +544,8 @@ void DiskCache::Seal() {
   Header header = *header_;
   struct stat st;
   Fingerprint digest("places");
-  std::vector<uint64_t> words(std::min<uint64_t>(header.records, kPlacesAtOnce));
+  std::vector<uint64_t> words(
+      std::min<uint64_t>(header.records, kPlacesAtOnce));
   bool sealed = fdatasync(entries_file_.get()) == 0 &&
                 fstat(entries_file_.get(), &st) == 0;
   for (uint64_t first = 0; sealed && first < header.records;

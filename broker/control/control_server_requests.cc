@@ -256,8 +256,7 @@ ControlServer::Answer ControlServer::JobStateOf(const Call& call) {
         job->key().name);
   }
   nlohmann::json answer = OkReply();
-  answer["state"] =
-      JobStateToJson(job->StateAt(job->Locked(&Delivery::State)));
+  answer["state"] = JobStateToJson(job->StateAt(job->Locked(&Delivery::State)));
   if (call.request.value("spec", false)) {
     answer["spec"] = DatasetSpecToJson(job->options().spec).dump();
   }

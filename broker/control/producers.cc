@@ -193,10 +193,9 @@ Producers::Answer Producers::Finish(uint64_t id,
   const bool failed = request.contains("error");
   if (failed) {
     const Producer& producer = *Find(id);
-    producer.job->Fail(
-        AbortedError("job '{}': producer {} failed: {}",
-                     producer.job->key().name, producer.number,
-                     request.at("error").get<std::string>()));
+    producer.job->Fail(AbortedError("job '{}': producer {} failed: {}",
+                                    producer.job->key().name, producer.number,
+                                    request.at("error").get<std::string>()));
   }
   Leave(id, !failed);
   return OkReply();

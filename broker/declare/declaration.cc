@@ -66,8 +66,7 @@ Status DeclarationBase::Read(const YamlValue& value, std::string_view wanted,
       PENSTOCK_RETURN_IF_ERROR(member.Absent());
       continue;
     }
-    PENSTOCK_RETURN_IF_ERROR(
-        field.type.read(member, MemberOf(object, field)));
+    PENSTOCK_RETURN_IF_ERROR(field.type.read(member, MemberOf(object, field)));
   }
   return check_ ? check_(value, object) : OkStatus();
 }

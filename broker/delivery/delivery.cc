@@ -224,7 +224,10 @@ void Delivery::TellWhereItBegins(Consumer* joining, Joined* joined) {
   MarkPhases(consumer);
   for (uint32_t i = joined->phase + 1; i < phases_.size(); ++i) {
     ranks_changed_.push_back(
-        {joined->seat, i, phases_.RankIndexOf(i, consumer.rank), ranks(i),
+        {joined->seat,
+         i,
+         phases_.RankIndexOf(i, consumer.rank),
+         ranks(i),
          {phases_[i].plan.start().position, OwedLeft(consumer, i)}});
   }
 }

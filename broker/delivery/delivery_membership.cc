@@ -92,8 +92,8 @@ Status Delivery::Vacate(Consumer* consumer, std::vector<Entry> entries,
   return OkStatus();
 }
 
-Status Delivery::EvictSeat(Consumer* consumer, Closed why,
-                           const Status& status, bool keep_batches) {
+Status Delivery::EvictSeat(Consumer* consumer, Closed why, const Status& status,
+                           bool keep_batches) {
   Feed& feed = FeedOf(*consumer);
   touched_.insert(consumer->rank);
   feed.Close(why, status);

@@ -23,8 +23,8 @@ inline constexpr int64_t kSettledNs = 2'000'000'000;
 int64_t RealTimeNs();
 
 // The folder of all caches: $PENSTOCK_CACHE_DIR, else $CACHE_DIRECTORY
-// (systemd), else $XDG_CACHE_HOME/penstock, else ~/.cache/penstock. Empty: there
-// is none.
+// (systemd), else $XDG_CACHE_HOME/penstock, else ~/.cache/penstock. Empty:
+// there is none.
 std::string CacheFolder();
 // Like mkdir -p for the folder of this file; errors show at the open.
 void MakeFolderOf(const std::string& file);

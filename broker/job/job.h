@@ -13,9 +13,9 @@
 #include <functional>
 #include <map>
 #include <memory>
-#include <utility>
 #include <nlohmann/json_fwd.hpp>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "broker/base/mutex.h"
@@ -90,9 +90,8 @@ class Job {
   // memory is the reservation of layout.memory_bytes(), held as long as the
   // segment and the stream.
   Job(JobKey key, JobOptions options, std::shared_ptr<const Dataset> dataset,
-      Layout layout, std::unique_ptr<Segment> segment,
-      MemoryReservation memory, uint32_t workers,
-      std::unique_ptr<JobRecord> record);
+      Layout layout, std::unique_ptr<Segment> segment, MemoryReservation memory,
+      uint32_t workers, std::unique_ptr<JobRecord> record);
 
   const JobKey& key() const { return key_; }
   MemoryReservation& memory() { return memory_; }

@@ -412,8 +412,7 @@ Plan::Row Plan::Following(const Row& row, uint64_t i,
   const Order& order = course_ == nullptr
                            ? *order_
                            : course_->OrderAt(row.pass_of_order, row.place);
-  return RowAt(order,
-               steps_->Following(row.place, i, order.size()),
+  return RowAt(order, steps_->Following(row.place, i, order.size()),
                row.pass_of_order, shuffles);
 }
 

@@ -202,8 +202,7 @@ StatusOr<std::unique_ptr<Order>> SampleStep::Apply(
   if (!weight.empty() || !by.empty()) {
     PENSTOCK_RETURN_IF_ERROR(CheckSameEachPass(*of, "sample"));
     PENSTOCK_ASSIGN_OR_RETURN(
-        const Column column,
-        FindColumn(weight.empty() ? by : weight, context));
+        const Column column, FindColumn(weight.empty() ? by : weight, context));
     ValueWeights of_values(weights);
     PENSTOCK_RETURN_IF_ERROR(context.budget.reserve(size * kDrawBytes));
     if (size >= UINT32_MAX) {

@@ -225,8 +225,8 @@ Steps::RankRows ShardSteps::OfRank(uint64_t step, uint64_t rows, uint32_t rank,
                                    uint32_t ranks) const {
   if (ranks > size()) return Steps::OfRank(step, rows, rank, ranks);
   const auto before = [&](uint32_t which) {
-    return RowsBefore(step, static_cast<uint32_t>(
-                                RowsBeforeRank(size(), which, ranks)));
+    return RowsBefore(
+        step, static_cast<uint32_t>(RowsBeforeRank(size(), which, ranks)));
   };
   return {before(rank), before(rank + 1) - before(rank)};
 }

@@ -17,8 +17,8 @@ namespace penstock {
 // user may enter and that the link in the state directory names
 // (common/memory_folder.h). The link is followed only to such a folder. A
 // missing folder (after a reboot or an orderly shutdown) is created under
-// another name. A copy of a state directory has a folder of its own; that of the
-// original is left to it.
+// another name. A copy of a state directory has a folder of its own; that of
+// the original is left to it.
 StatusOr<std::string> OpenMemoryFolder(const std::string& state_directory);
 
 }  // namespace penstock

@@ -774,8 +774,8 @@ nlohmann::json JobTable::StatusJson(
     AbsentRanks absent;
     for (const auto& [rank, former] : away) absent.to_reconnect.push_back(rank);
     if (const std::shared_ptr<Job>& open = entry.state.job()) {
-      nlohmann::json& job = jobs.emplace_back(
-          open->StatusJson(pids != nullptr, KeptFor(entry)));
+      nlohmann::json& job =
+          jobs.emplace_back(open->StatusJson(pids != nullptr, KeptFor(entry)));
       job["incarnation"] = entry.incarnation.number;
       if (open->has_function_workers()) {
         std::string why;
@@ -801,14 +801,13 @@ nlohmann::json JobTable::StatusJson(
       if (entry.state.over() && !open->failed()) job["state"] = "ending";
     } else {
       const bool unopened = entry.state.stage() == State::kUnopened;
-      nlohmann::json& job = jobs.emplace_back(
-          nlohmann::json{{"job", entry.key.name},
-                         {"dataset", entry.key.dataset},
-                         {"uid", entry.key.uid},
-                         {"state", unopened
-                                       ? "waiting for its ranks to reconnect"
-                                       : "opening"},
-                         {"world_size", entry.options.world_size}});
+      nlohmann::json& job = jobs.emplace_back(nlohmann::json{
+          {"job", entry.key.name},
+          {"dataset", entry.key.dataset},
+          {"uid", entry.key.uid},
+          {"state",
+           unopened ? "waiting for its ranks to reconnect" : "opening"},
+          {"world_size", entry.options.world_size}});
       if (const std::optional<double> kept_s = KeptFor(entry)) {
         std::set<uint32_t> dead;
         for (const auto& [attach, rank] : entry.former->ranks) {

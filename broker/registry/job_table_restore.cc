@@ -253,9 +253,9 @@ Status JobTable::Restore(Entry& entry) {
 // since.
 void JobTable::RestoreDead(Entry& entry) {
   if (entry.former == nullptr || Gathers(entry)) return;
-  for (const Delivery::FormerConsumer& rank : RestoreRanks(
-           ProcessesOf(entry), entry.former->handed_over,
-           entry.state.job()->plan())) {
+  for (const Delivery::FormerConsumer& rank :
+       RestoreRanks(ProcessesOf(entry), entry.former->handed_over,
+                    entry.state.job()->plan())) {
     entry.state.job()->Locked(&Delivery::RestoreRank, rank);
   }
 }
@@ -365,9 +365,8 @@ void JobTable::TryGather(Entry& entry) {
     }
     for (const auto& [rank, process] : last) {
       if (process->left || process->may_live || process->reconnects) continue;
-      job.Fail(
-          AbortedError("job '{}': rank {} died (on_rank_death: fail)",
-                       entry.key.name, rank));
+      job.Fail(AbortedError("job '{}': rank {} died (on_rank_death: fail)",
+                            entry.key.name, rank));
     }
   }
   const Stream* const stream = job.stream();
@@ -387,9 +386,8 @@ void JobTable::TryGather(Entry& entry) {
   if (const auto unknown = UnknownConsumer(progress, processes, reconnected)) {
     job.Fail(AbortedError("{}", UnknownText(entry.key, *unknown)));
   }
-  job.Change(
-      &Delivery::TakeOverSteps,
-      GatherSteps(progress, job.plan(), processes, reconnected));
+  job.Change(&Delivery::TakeOverSteps,
+             GatherSteps(progress, job.plan(), processes, reconnected));
   for (const uint32_t rank : ranks) RetireFormer(entry, rank);
   entry.former = nullptr;
   entry.reconnected.clear();
@@ -426,8 +424,7 @@ bool JobTable::Superseded(const Entry& entry, const Entry::Attachment& dead) {
   if (entry.options.delivery.mode == DeliveryMode::kDynamic) return true;
   const auto later = [&](const Entry::Attachment& other) {
     return other.rank == dead.rank && other.attach > dead.attach &&
-           Supersedes(*other.cursor, *dead.cursor,
-                      entry.state.job()->plan());
+           Supersedes(*other.cursor, *dead.cursor, entry.state.job()->plan());
   };
   return std::any_of(entry.retired.begin(), entry.retired.end(), later) ||
          std::any_of(entry.attachments.begin(), entry.attachments.end(),

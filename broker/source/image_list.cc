@@ -560,7 +560,9 @@ const Declaration<ImageListSource>& ImageListSource::Declared() {
           .Add({"folder",
                 "where relative paths begin, and absolute ones are "
                 "refused; by default the folder of file",
-                "a path", false, false,
+                "a path",
+                false,
+                false,
                 {[](const YamlValue& value, void* object) {
                    return value.Path(
                        &static_cast<ImageListSource*>(object)->folder);

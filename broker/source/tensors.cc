@@ -100,7 +100,9 @@ const Declaration<TensorsSource>& TensorsSource::Declared() {
                 "{NAME: values} or {NAME: {dtype, values}}, nested lists, the "
                 "outermost of rows; without a dtype int64 when all values are "
                 "integers, bool when all are true or false, else float32",
-                Features().wanted, true, false,
+                Features().wanted,
+                true,
+                false,
                 {[](const YamlValue& value, void* object) {
                    return ReadTensors(value,
                                       static_cast<TensorsSource*>(object));
@@ -109,8 +111,11 @@ const Declaration<TensorsSource>& TensorsSource::Declared() {
                    WriteTensors(*static_cast<const TensorsSource*>(object),
                                 out);
                  }}})
-          .Add({"repeat", "number of passes over the rows",
-                WholeNumber<uint64_t>(1, kRecordsMax).wanted, false, false,
+          .Add({"repeat",
+                "number of passes over the rows",
+                WholeNumber<uint64_t>(1, kRecordsMax).wanted,
+                false,
+                false,
                 {[](const YamlValue& value, void* object) {
                    auto& source = *static_cast<TensorsSource*>(object);
                    return WholeNumber<uint64_t>(1, kRecordsMax / source.rows)

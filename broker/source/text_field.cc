@@ -146,8 +146,12 @@ Declaration<TextField> DeclareField(const TextFieldOptions& options) {
                 Maybe(WholeNumber<uint64_t>(1, kRecordBytesMax)),
                 "room for text in each row")
       .Optional(options.from_key, &TextField::from, from, "")
-      .Add({"default", "where there is no value", "a number, or text", false,
-            false, {ReadDefault, WriteDefault}})
+      .Add({"default",
+            "where there is no value",
+            "a number, or text",
+            false,
+            false,
+            {ReadDefault, WriteDefault}})
       .Check(options.with_pictures ? CheckFieldOrPicture : CheckField);
   return declared;
 }

@@ -81,7 +81,7 @@ struct ClaimedRows {
   uint64_t job_number = 0;        // the host's
   Claim claim;
   std::vector<Plan::Row> rows;
-  SlotRows in_slot;             // of its batch
+  SlotRows in_slot;  // of its batch
   // The indices of the rows of a job with a cache: first those that are read
   // before they are made, from its files or the cache's. Else empty: rows are
   // in their order, and all are read or none.
@@ -103,9 +103,7 @@ struct ClaimedRows {
   std::byte* Place(uint64_t index, size_t feature) const {
     return in_slot.Place(claim.begin + index, feature);
   }
-  int64_t& Id(uint64_t index) const {
-    return in_slot.Id(claim.begin + index);
-  }
+  int64_t& Id(uint64_t index) const { return in_slot.Id(claim.begin + index); }
   // Its process has ended: of the rows that are not started only the first
   // `begun` stay here.
   void GiveBack(uint64_t begun);

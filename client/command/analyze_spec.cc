@@ -16,7 +16,8 @@ std::vector<std::string> NamesIn(const OrderedJson& op, const char* key) {
   if (found == op.end()) return names;
   if (found->is_string()) names.push_back(found->get<std::string>());
   if (found->is_array()) {
-    for (const OrderedJson& each : *found) names.push_back(each.get<std::string>());
+    for (const OrderedJson& each : *found)
+      names.push_back(each.get<std::string>());
   }
   return names;
 }
@@ -89,7 +90,8 @@ class Steps {
 
 }  // namespace
 
-StatusOr<AnalyzedSpec> SpecToAnalyze(const OrderedJson& spec, uint64_t batch_rows) {
+StatusOr<AnalyzedSpec> SpecToAnalyze(const OrderedJson& spec,
+                                     uint64_t batch_rows) {
   if (spec.at("source").contains("tensors")) {
     return FailedPreconditionError(
         "its values are in the spec (tensors): NumPy has their statistics at "

@@ -187,7 +187,7 @@ class MeasuredRun {
              spent;
     };
     OrderedJson run = {{"per_s", increase("rows")},
-                {"reading", increase("read_wait_s")}};
+                       {"reading", increase("read_wait_s")}};
     if (task_.parts) {
       PENSTOCK_ASSIGN_OR_RETURN(run["before"], ask());
       Sleep(seconds);
@@ -260,9 +260,10 @@ class SpecRuns {
     task.label = label;
     task.seconds = seconds;
     task.parts = parts;
-    PENSTOCK_ASSIGN_OR_RETURN(
-        const std::string text,
-        InTakingProcess(broker_, [&task] { return MeasuredRun(task).Measure(); }));
+    PENSTOCK_ASSIGN_OR_RETURN(const std::string text,
+                              InTakingProcess(broker_, [&task] {
+                                return MeasuredRun(task).Measure();
+                              }));
     const nlohmann::json told = nlohmann::json::parse(text, nullptr, false);
     RunResult result;
     result.made = PartsBetween(FieldOf(told, "before"), FieldOf(told, "after"));
@@ -275,7 +276,8 @@ class SpecRuns {
   // The records of the first batch again and again.
   OrderedJson Repeated(uint64_t batch) const {
     OrderedJson spec = spec_;
-    const OrderedJson by_part = spec["batch"].value("by_part", OrderedJson::array());
+    const OrderedJson by_part =
+        spec["batch"].value("by_part", OrderedJson::array());
     if (!by_part.empty()) {
       // A selection of all parts together would cut batches.
       spec["steps_per_epoch"] = std::max<uint64_t>(
@@ -295,7 +297,8 @@ class SpecRuns {
 };
 
 // The same with pictures of half the size, if a step has one that can be.
-std::optional<OrderedJson> WithSmaller(OrderedJson spec, uint64_t step, std::string* size) {
+std::optional<OrderedJson> WithSmaller(OrderedJson spec, uint64_t step,
+                                       std::string* size) {
   if (!spec["map"].is_array() || step >= spec["map"].size()) return {};
   OrderedJson& op = spec["map"][step].begin().value();
   if (!op.is_object() || !op.contains("size")) return {};
@@ -345,8 +348,9 @@ Status MeasureStorage(PrivateBroker& broker, const ExplainOptions& options,
 bool HasProcesses(const OrderedJson& spec) {
   if (spec.contains("source") && spec["source"].contains("python")) return true;
   const auto has = [](const OrderedJson& steps) {
-    return std::any_of(steps.begin(), steps.end(),
-                       [](const OrderedJson& op) { return op.contains("python"); });
+    return std::any_of(steps.begin(), steps.end(), [](const OrderedJson& op) {
+      return op.contains("python");
+    });
   };
   const OrderedJson by_part = spec.value("map_by_part", OrderedJson::array());
   return has(spec.value("map", OrderedJson::array())) ||
@@ -369,7 +373,8 @@ StatusOr<int> ExplainSpec(const ExplainOptions& options) {
   PENSTOCK_ASSIGN_OR_RETURN(const DatasetIndex index,
                             IndexDataset(broker->AsCall(), file, 1));
   PENSTOCK_RETURN_IF_ERROR(index.CheckHasRows(file));
-  const OrderedJson spec = OrderedJson::parse(index.text, nullptr, /*exceptions=*/false);
+  const OrderedJson spec =
+      OrderedJson::parse(index.text, nullptr, /*exceptions=*/false);
   if (!spec.is_object()) {
     return InternalError("the broker's answer to 'index' has no 'spec'");
   }

@@ -48,7 +48,8 @@ bool IsAlwaysTheSame(const std::string& name, const OrderedJson& op) {
       "reshape", "select", "concatenate", "pad_sequence",
       "drop",    "rename", "plugin"};
   if (name == "decode_image" || name == "crop") {
-    const OrderedJson& crop = name == "crop" ? op : op.value("crop", OrderedJson::object());
+    const OrderedJson& crop =
+        name == "crop" ? op : op.value("crop", OrderedJson::object());
     return !crop.contains("random_resized") && !crop.contains("random_pixels");
   }
   return name == "python" ||
@@ -57,8 +58,9 @@ bool IsAlwaysTheSame(const std::string& name, const OrderedJson& op) {
 
 // The spec whose rows are the function's answers. Its selection ends before
 // the filter that reads the file to be written.
-StatusOr<OrderedJson> SpecToFilter(const OrderedJson& spec, const FilterOptions& options,
-                            uint64_t batch_rows) {
+StatusOr<OrderedJson> SpecToFilter(const OrderedJson& spec,
+                                   const FilterOptions& options,
+                                   uint64_t batch_rows) {
   if (spec.at("source").contains("stream")) {
     return FailedPreconditionError(
         "it is a stream, which has no rows but those that producers put");
@@ -173,8 +175,8 @@ StatusOr<std::string> JudgeAll(const AllRecords& all, uint64_t records) {
             rows += count;
           }));
   const OrderedJson head = {{"rows", rows}, {"broken", broken}};
-  return head.dump(-1, ' ', false, OrderedJson::error_handler_t::replace) + "\n" +
-         bits;
+  return head.dump(-1, ' ', false, OrderedJson::error_handler_t::replace) +
+         "\n" + bits;
 }
 
 void PrintJson(const OrderedJson& json) {
@@ -242,8 +244,10 @@ StatusOr<int> Filter(const FilterOptions& options) {
   PENSTOCK_ASSIGN_OR_RETURN(
       const std::unique_ptr<PrivateBroker> broker,
       PrivateBroker::Start(options.broker.Without(kReported)));
-  PENSTOCK_ASSIGN_OR_RETURN(const OrderedJson spec, ParsedSpec(broker.get(), file));
-  PENSTOCK_ASSIGN_OR_RETURN(const OrderedJson of_one, SpecToFilter(spec, options, 1));
+  PENSTOCK_ASSIGN_OR_RETURN(const OrderedJson spec,
+                            ParsedSpec(broker.get(), file));
+  PENSTOCK_ASSIGN_OR_RETURN(const OrderedJson of_one,
+                            SpecToFilter(spec, options, 1));
   SpecFile adapted = file;
   adapted.name = "";
   adapted.text = of_one.dump();
@@ -277,7 +281,8 @@ StatusOr<int> Filter(const FilterOptions& options) {
                   OfRecord(result.status().message(), options));
   }
   const size_t line = result->find('\n');
-  OrderedJson head = OrderedJson::parse(result->substr(0, line), nullptr, false);
+  OrderedJson head =
+      OrderedJson::parse(result->substr(0, line), nullptr, false);
   OrderedJson& broken = head["broken"];
   if (broken.contains("first")) {
     for (OrderedJson& each : broken["first"]) {

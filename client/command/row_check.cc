@@ -121,8 +121,8 @@ std::vector<std::string> OrderDigests(std::vector<RowRecord>& delivered) {
       digests.push_back(kFnv1aBasis);
     }
     for (int shift = 0; shift < 64; shift += 8) {
-      digests.back() = Fnv1aByte(
-          digests.back(), static_cast<uint8_t>(row.sample_id >> shift));
+      digests.back() = Fnv1aByte(digests.back(),
+                                 static_cast<uint8_t>(row.sample_id >> shift));
     }
   }
   std::vector<std::string> texts;

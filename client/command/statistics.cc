@@ -103,8 +103,8 @@ class Numbers final : public FeatureStatistics {
     Moments overall;
     for (const Moments& each : all.moments) overall.Merge(each);
     OrderedJson json = {{"dtype", DTypeName(feature_.dtype)},
-                 {"shape", feature_.shape},
-                 {"values", overall.count() + all.nan + all.infinite}};
+                        {"shape", feature_.shape},
+                        {"values", overall.count() + all.nan + all.infinite}};
     if (all.nan > 0) json["nan"] = all.nan;
     if (all.infinite > 0) json["infinite"] = all.infinite;
     if (overall.count() == 0) return json;
@@ -261,14 +261,14 @@ class Texts final : public FeatureStatistics {
   OrderedJson ToJson() override {
     const auto sorted = counts_.Sorted();
     OrderedJson json = {{"dtype", DTypeName(feature_.dtype)},
-                 {"shape", feature_.shape},
-                 {"texts", lengths_of_.count()},
-                 {"bytes",
-                  {{"mean", lengths_of_.mean()},
-                   {"min", lengths_of_.min()},
-                   {"max", lengths_of_.max()},
-                   {"quantiles", QuantilesOf(quantiles_.Weighted())}}},
-                 {"distinct", sorted.size()}};
+                        {"shape", feature_.shape},
+                        {"texts", lengths_of_.count()},
+                        {"bytes",
+                         {{"mean", lengths_of_.mean()},
+                          {"min", lengths_of_.min()},
+                          {"max", lengths_of_.max()},
+                          {"quantiles", QuantilesOf(quantiles_.Weighted())}}},
+                        {"distinct", sorted.size()}};
     if (counts_.undercount() > 0) json["undercount"] = counts_.undercount();
     uint64_t not_utf8 = 0;
     OrderedJson vocabulary = OrderedJson::array();

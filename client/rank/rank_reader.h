@@ -206,9 +206,9 @@ class RankReader {
   // Used by the consuming thread alone.
   // The rows owed from before position_, by the StepId of their batch.
   std::map<uint64_t, JobState::Owed> owed_;
-  uint32_t phase_ = 0;                // how often the ranks changed
-  uint64_t position_ = 0;             // end of the rows handed out
-  uint64_t joined_at_ = 0;            // position of the first attach
+  uint32_t phase_ = 0;      // how often the ranks changed
+  uint64_t position_ = 0;   // end of the rows handed out
+  uint64_t joined_at_ = 0;  // position of the first attach
   uint64_t epoch_ = 0;
   bool epoch_known_ = true;
   bool in_epoch_ = false;     // a batch of epoch_ was handed out
