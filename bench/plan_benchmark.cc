@@ -15,9 +15,8 @@
 
 #include "broker/plan/mix.h"
 #include "broker/plan/plan.h"
-#include "broker/plan/sample.h"
+#include "broker/plan/orders.h"
 #include "broker/plan/shard_steps.h"
-#include "broker/plan/windows.h"
 
 namespace penstock {
 namespace {

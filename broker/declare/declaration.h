@@ -40,7 +40,7 @@ class DeclarationBase {
     std::string wanted;  // as in ValueType
     bool required = false;
     bool one_of = false;  // exactly one of those marked so has to be given
-    // Of the member, which lies `offset` bytes from the object's begin.
+    // The member's; it lies `offset` bytes from the object's begin.
     AnyValueType type;
     size_t offset = 0;
     std::vector<const DeclarationBase*> parts = {};  // as in ValueType
@@ -104,7 +104,7 @@ const std::vector<Kind>& KindsOf() {
   return kinds;
 }
 std::vector<std::string_view> NamesOf(const std::vector<Kind>& kinds);
-// Of a variant, if it holds this kind.
+// A variant's; written if it holds this kind.
 AnyValueType TypeOfKind(const Kind& kind);
 // {NAME: {...}}
 Status ReadKind(const std::vector<Kind>& kinds, const YamlValue& value,

@@ -1,11 +1,10 @@
-#include "broker/plan/balance.h"
-
 #include <cstdint>
 #include <utility>
 
 #include "broker/declare/declaration.h"
+#include "broker/plan/kinds.h"
+#include "broker/plan/orders.h"
 #include "broker/plan/select_fields.h"
-#include "broker/plan/subset.h"
 #include "broker/plan/values.h"
 
 namespace penstock {

@@ -1,8 +1,7 @@
-#include "broker/plan/concatenate.h"
-
 #include <algorithm>
 #include <utility>
 
+#include "broker/plan/orders.h"
 #include "broker/plan/part_orders.h"
 #include "common/exact_max.h"
 

@@ -1,5 +1,3 @@
-#include "broker/plan/filter.h"
-
 #include <fnmatch.h>
 
 #include <limits>
@@ -8,8 +6,9 @@
 #include <utility>
 
 #include "broker/declare/declaration.h"
+#include "broker/plan/kinds.h"
+#include "broker/plan/orders.h"
 #include "broker/plan/select_fields.h"
-#include "broker/plan/subset.h"
 #include "broker/plan/values.h"
 #include "common/quantity.h"
 

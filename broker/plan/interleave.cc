@@ -1,10 +1,10 @@
-#include "broker/plan/interleave.h"
-
 #include <algorithm>
 #include <utility>
 
 #include "broker/declare/declaration.h"
 #include "broker/plan/file_runs.h"
+#include "broker/plan/kinds.h"
+#include "broker/plan/orders.h"
 
 namespace penstock {
 namespace {

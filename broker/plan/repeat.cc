@@ -1,8 +1,8 @@
-#include "broker/plan/repeat.h"
-
 #include <utility>
 
 #include "broker/declare/declaration.h"
+#include "broker/plan/kinds.h"
+#include "broker/plan/orders.h"
 #include "broker/plan/select_fields.h"
 #include "common/exact_max.h"
 

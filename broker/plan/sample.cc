@@ -1,5 +1,3 @@
-#include "broker/plan/sample.h"
-
 #include <algorithm>
 #include <cmath>
 #include <numeric>
@@ -8,10 +6,11 @@
 #include <vector>
 
 #include "broker/declare/declaration.h"
+#include "broker/plan/kinds.h"
 #include "broker/plan/mix.h"
+#include "broker/plan/orders.h"
 #include "broker/plan/permutation.h"
 #include "broker/plan/select_fields.h"
-#include "broker/plan/subset.h"
 #include "broker/plan/values.h"
 #include "common/exact_max.h"
 #include "common/hash.h"

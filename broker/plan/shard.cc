@@ -1,11 +1,10 @@
-#include "broker/plan/shard.h"
-
 #include <map>
 #include <utility>
 
 #include "broker/declare/declaration.h"
+#include "broker/plan/kinds.h"
+#include "broker/plan/orders.h"
 #include "broker/plan/select_fields.h"
-#include "broker/plan/subset.h"
 
 namespace penstock {
 namespace {

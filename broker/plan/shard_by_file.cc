@@ -1,11 +1,10 @@
-#include "broker/plan/shard_by_file.h"
-
 #include <algorithm>
 #include <map>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include "broker/plan/orders.h"
 #include "broker/plan/shard_steps.h"
 #include "common/quantity.h"
 

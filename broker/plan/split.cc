@@ -1,14 +1,13 @@
-#include "broker/plan/split.h"
-
 #include <algorithm>
 #include <cmath>
 #include <string_view>
 #include <utility>
 
 #include "broker/declare/declaration.h"
+#include "broker/plan/kinds.h"
+#include "broker/plan/orders.h"
 #include "broker/plan/permutation.h"
 #include "broker/plan/select_fields.h"
-#include "broker/plan/subset.h"
 #include "common/hash.h"
 #include "common/quantity.h"
 

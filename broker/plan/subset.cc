@@ -1,10 +1,9 @@
-#include "broker/plan/subset.h"
-
 #include <algorithm>
 #include <bit>
 #include <cassert>
 #include <utility>
 
+#include "broker/plan/orders.h"
 #include "common/quantity.h"
 
 namespace penstock {

@@ -1,10 +1,9 @@
-#include "broker/plan/take.h"
-
 #include <algorithm>
 #include <utility>
 
 #include "broker/declare/declaration.h"
-#include "broker/plan/subset.h"
+#include "broker/plan/kinds.h"
+#include "broker/plan/orders.h"
 #include "common/exact_max.h"
 
 namespace penstock {

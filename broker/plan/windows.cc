@@ -1,10 +1,9 @@
-#include "broker/plan/windows.h"
-
 #include <algorithm>
 #include <optional>
 #include <utility>
 
 #include "broker/plan/file_runs.h"
+#include "broker/plan/orders.h"
 
 namespace penstock {
 namespace {

@@ -7,7 +7,7 @@
 #include "broker/declare/declaration.h"
 #include "broker/declare/spec_path.h"
 #include "broker/index/fingerprint.h"
-#include "broker/plan/concatenate.h"
+#include "broker/plan/orders.h"
 #include "broker/plan/select.h"
 #include "broker/plan/select_fields.h"
 #include "broker/source/concatenation.h"

@@ -14,13 +14,11 @@
 #include <set>
 #include <vector>
 
-#include "broker/plan/concatenate.h"
+#include "broker/plan/orders.h"
 #include "broker/plan/file_runs.h"
 #include "broker/plan/mix.h"
 #include "broker/plan/plan.h"
 #include "broker/plan/select.h"
-#include "broker/plan/subset.h"
-#include "broker/plan/windows.h"
 
 namespace penstock::order_test {
 

@@ -13,7 +13,7 @@
 
 #include "broker/plan/plan.h"
 #include "broker/plan/select.h"
-#include "broker/plan/shard_by_file.h"
+#include "broker/plan/orders.h"
 #include "broker/plan/shard_steps.h"
 
 namespace penstock::shard_by_file_test {
