@@ -113,7 +113,6 @@ class Course : public DeliveryRecord {
   bool misled_ = false;
   bool begun_ = false;  // both are attached
   bool drained_ = false;
-  uint64_t died_with_ = 0;  // batches of those gone after the others' end
 };
 
 bool Course::MakeDelivery() {
@@ -497,7 +496,6 @@ void Course::Op() {
     case 11:
       if (attached) {
         process->attached = false;
-        if (ended_) died_with_ += process->held.size();
         const Status status = which >= 8 ? delivery_->Leave(process->seat)
                                          : delivery_->Died(process->seat);
         RequireOk(status, "a death is no failure of the job");
@@ -549,7 +547,6 @@ void Course::Run() {
   // The hostile rank dies, and the honest one goes on to the end.
   for (Process& process : hostile_) {
     if (!process.attached) continue;
-    if (ended_) died_with_ += process.held.size();
     if (process.seat % 2 == 0) (void)delivery_->Evict(process.rank, "fuzz");
     RequireOk(delivery_->Died(process.seat),
               "a death is no failure of the job");
@@ -583,9 +580,8 @@ void Course::Run() {
     for (uint64_t step = 0; step < *plan_->total_steps(); ++step) {
       completed += completed_.count(plan_->PositionOf(step));
     }
-    // A rank that held some when it was told of the end died with them; they
-    // wait for a replacement, unless the job goes on without it.
-    Require(completed + counts.out + died_with_ >= *plan_->total_steps(),
+    // What a rank held when all were told of the end waits for a replacement.
+    Require(completed + counts.ready + counts.out >= *plan_->total_steps(),
             "every batch was completed by somebody");
   } else if (shape_.options.lag != Lag::kSkip || shape_.lanes == 2) {
     Require(next_step_ == *plan_->total_steps(), "it got all of its batches");
