@@ -580,8 +580,8 @@ void Course::Run() {
     for (uint64_t step = 0; step < *plan_->total_steps(); ++step) {
       completed += completed_.count(plan_->PositionOf(step));
     }
-    // A rank that held some when it was told of the end died with them.
-    Require(completed + counts.out >= *plan_->total_steps(),
+    // What a rank held when all were told of the end waits for a replacement.
+    Require(completed + counts.ready + counts.out >= *plan_->total_steps(),
             "every batch was completed by somebody");
   } else if (shape_.options.lag != Lag::kSkip || shape_.lanes == 2) {
     Require(next_step_ == *plan_->total_steps(), "it got all of its batches");
