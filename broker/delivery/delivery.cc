@@ -189,7 +189,9 @@ void Delivery::TellWhereItBegins(Consumer* joining, Joined* joined) {
   joined->phase = lane.next().phase;
   // Steps that no predecessor had come in order, with no gap to those that are
   // not opened; before, between or after them those that one had.
-  for (const auto& [id, redelivered] : StepsAhead(consumer)) {
+  const std::map<uint64_t, bool> ahead = StepsAhead(consumer);
+  for (const auto& [id, redelivered] : ahead) {
+    if (lane.to_one()) break;  // any rank may get them
     const std::optional<PhaseStep> step = phases_.StepOf(id);
     if (!step) continue;
     const Plan::RankBatch rows = phases_.RankBatchOf(*step, consumer.rank);
@@ -202,7 +204,7 @@ void Delivery::TellWhereItBegins(Consumer* joining, Joined* joined) {
     }
   }
   for (uint32_t phase = 0; phase <= joined->phase; ++phase) {
-    for (const RowRange& range : OwedLeft(consumer, phase)) {
+    for (const RowRange& range : OwedLeft(consumer, phase, ahead)) {
       joined->owed.push_back({StepId(range.position, phase), range});
     }
   }
@@ -228,7 +230,7 @@ void Delivery::TellWhereItBegins(Consumer* joining, Joined* joined) {
          i,
          phases_.RankIndexOf(i, consumer.rank),
          ranks(i),
-         {phases_[i].plan.start().position, OwedLeft(consumer, i)}});
+         {phases_[i].plan.start().position, OwedLeft(consumer, i, ahead)}});
   }
 }
 

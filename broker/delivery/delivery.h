@@ -455,9 +455,10 @@ class Delivery {
   // Steps that it is to get, but for those that its lane opens in order, by
   // StepId; and whether marked redelivered.
   std::map<uint64_t, bool> StepsAhead(const Consumer& consumer) const;
-  // What is left for it of the steps owed when the phase began.
-  std::vector<RowRange> OwedLeft(const Consumer& consumer,
-                                 uint32_t phase) const;
+  // What is left for it of the steps owed when the phase began. ahead: its
+  // StepsAhead.
+  std::vector<RowRange> OwedLeft(const Consumer& consumer, uint32_t phase,
+                                 const std::map<uint64_t, bool>& ahead) const;
   // The rows of a rank batch, as a plan has them.
   RowRange RangeOf(const Plan::RankBatch& rows, bool redelivered) const {
     return {rows.epoch * plan().rows_per_epoch() + rows.first_row, rows.rows,

@@ -136,9 +136,9 @@ uint64_t Delivery::MissedSince(const Lane& lane, uint64_t position) const {
   return now - std::min(now, plan().StepAt(position));
 }
 
-std::vector<RowRange> Delivery::OwedLeft(const Consumer& consumer,
-                                         uint32_t phase) const {
-  const std::map<uint64_t, bool> ahead = StepsAhead(consumer);
+std::vector<RowRange> Delivery::OwedLeft(
+    const Consumer& consumer, uint32_t phase,
+    const std::map<uint64_t, bool>& ahead) const {
   std::vector<RowRange> left;
   const std::vector<RowRange>& owed = phases_[phase].plan.start().owed;
   for (uint32_t step = 0; step < owed.size(); ++step) {
