@@ -34,6 +34,12 @@ Consumer* Consumers::Add(uint32_t rank) {
   return &consumer;
 }
 
+void Consumers::Remove(Consumer* consumer) {
+  std::replace(at_seat_.begin(), at_seat_.end(), consumer,
+               static_cast<Consumer*>(nullptr));
+  by_rank_.erase(consumer->rank);
+}
+
 std::optional<uint32_t> Consumers::FreeSeat() const {
   const auto free = std::find(feeds_.begin(), feeds_.end(), nullptr);
   if (free == feeds_.end()) return std::nullopt;
@@ -44,12 +50,12 @@ void Consumers::Attach(Consumer* consumer, uint32_t seat,
                        std::unique_ptr<Feed> feed) {
   consumer->state = ConsumerState::kAttached;
   consumer->seat = seat;
-  rank_at_[seat] = consumer->rank;
+  at_seat_[seat] = consumer;
   feeds_[seat] = std::move(feed);
 }
 
 Consumer* Consumers::AtSeat(uint32_t seat) {
-  Consumer* const consumer = Find(rank_at_[seat]);
+  Consumer* const consumer = at_seat_[seat];
   const bool is_there =
       consumer != nullptr && consumer->attached() && consumer->seat == seat;
   return is_there ? consumer : nullptr;

@@ -74,7 +74,7 @@ struct Consumer {
 
 class Consumers {
  public:
-  explicit Consumers(size_t seats) : feeds_(seats), rank_at_(seats) {}
+  explicit Consumers(size_t seats) : feeds_(seats), at_seat_(seats) {}
 
   // In the order of ranks.
   auto begin() { return by_rank_.begin(); }
@@ -88,7 +88,7 @@ class Consumers {
   const Consumer* Find(uint32_t rank) const;
   // A new one, gone so far.
   Consumer* Add(uint32_t rank);
-  void Remove(uint32_t rank) { by_rank_.erase(rank); }
+  void Remove(Consumer* consumer);
 
   // ---- seats
 
@@ -112,7 +112,7 @@ class Consumers {
  private:
   std::map<uint32_t, Consumer> by_rank_;
   std::vector<std::unique_ptr<Feed>> feeds_;  // by seat
-  std::vector<uint32_t> rank_at_;             // by seat: the last to take it
+  std::vector<Consumer*> at_seat_;            // the last to take it
 };
 
 }  // namespace penstock

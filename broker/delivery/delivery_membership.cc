@@ -12,7 +12,7 @@ void Delivery::Drop(Consumer* consumer) {
   for (const Entry& entry : consumer->account->backlog) LetGo(entry.slot);
   BeDue(consumer->lane);
   lane.Remove(*consumer);
-  consumers_.Remove(consumer->rank);
+  consumers_.Remove(consumer);
   if (!lane.members().empty()) return;
   // What none of them had is made again for those who come next.
   for (Slot* slot : lane.in_turn()) Abandon(slot);
@@ -190,7 +190,7 @@ void Delivery::RemoveConsumer(Consumer* gone) {
   // Not completed: they are owed.
   for (const Entry& entry : gone->account->backlog) LetGo(entry.slot);
   lane.Remove(*gone);
-  consumers_.Remove(gone->rank);
+  consumers_.Remove(gone);
 }
 
 // The other ranks divide the global batch from the first step that nobody

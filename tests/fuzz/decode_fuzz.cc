@@ -38,7 +38,6 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   return 0;
 }
 
-#ifdef PENSTOCK_FUZZ
 extern "C" size_t LLVMFuzzerMutate(uint8_t* data, size_t size, size_t size_max);
 
 // Half of the time damage of ours, which keeps to a JPEG's format; else
@@ -60,4 +59,3 @@ extern "C" size_t LLVMFuzzerCustomMutator(uint8_t* data, size_t size,
   std::memcpy(data, file.data(), file.size());
   return file.size();
 }
-#endif
