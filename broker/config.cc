@@ -201,19 +201,6 @@ Declaration<FunctionOptions> DeclaredFunctions() {
                 "Without it there are none.");
 }
 
-// The field as one of the Config that this object is in.
-Field InConfig(Field field) {
-  field.read = [read = std::move(field.read)](const YamlValue& value,
-                                              void* config) {
-    return read(value, &static_cast<Config*>(config)->functions);
-  };
-  field.write = [write = std::move(field.write)](const void* config,
-                                                 Json* out) {
-    write(&static_cast<const Config*>(config)->functions, out);
-  };
-  return field;
-}
-
 Declaration<Config> DeclaredConfig() {
   auto declared =
       Declaration<Config>("configuration", "How penstockd serves this host.")
@@ -284,11 +271,7 @@ Declaration<Config> DeclaredConfig() {
       "Users who see the jobs of all users in `penstock status` and "
       "`penstock metrics`, beside root and this service's own user. Everybody "
       "else sees her own. Nobody but root stops jobs of others.");
-  const Declaration<FunctionOptions> functions = DeclaredFunctions();
-  for (const Field& field : functions.fields()) {
-    declared.Add(InConfig(field));
-  }
-  return declared
+  return declared.Include(&Config::functions, DeclaredFunctions())
       .Optional("state_dir", &Config::state_dir, AnyText("a folder"),
                 "What outlives the daemon: registered datasets, jobs and their "
                 "progress, and sample_quarantine, which says what it died of. "

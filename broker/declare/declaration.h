@@ -159,6 +159,15 @@ class Declaration : public DeclarationBase {
     }
     return *this;
   }
+  // The keys of the member's own declaration.
+  template <typename V>
+  Declaration& Include(V T::*member, const Declaration<V>& declared) {
+    for (Field field : declared.fields()) {
+      field.offset += OffsetOf(member);
+      Add(std::move(field));
+    }
+    return *this;
+  }
   // A key that is read or written like no other.
   Declaration& Add(Field field) {
     fields_.push_back(std::move(field));

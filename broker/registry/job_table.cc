@@ -614,7 +614,11 @@ void JobTable::CancelAttach(uint64_t attach) {
 void JobTable::Leave(const std::shared_ptr<Job>& job, uint32_t seat,
                      bool orderly) {
   const bool is_rank = job->Locked(&Delivery::RankAt, seat).has_value();
-  orderly ? job->Leave(seat) : job->Died(seat);
+  if (orderly) {
+    job->Leave(seat);
+  } else {
+    job->Died(seat);
+  }
   const auto entry =
       std::find_if(entries_.begin(), entries_.end(),
                    [&](const Entry& each) { return each.state.job() == job; });

@@ -58,7 +58,11 @@ bool Worker::ReadAhead() {
     for (size_t i = 0; i < claims_.open().size();) {
       const std::shared_ptr<ClaimedRows>& rows = claims_.open()[i];
       if (rows->started < rows->to_read) reads_.Start(rows);
-      rows->AllStarted() ? claims_.Close(i) : (void)++i;
+      if (rows->AllStarted()) {
+        claims_.Close(i);
+      } else {
+        ++i;
+      }
     }
     // So a hung blocking reader holds no other job's rows.
     const bool full =

@@ -308,8 +308,11 @@ void WorkerPool::WakeOne(const Entry& entry) {
   CondVar& work = entry.function_workers ? *entry.work : work_;
   // A worker that may not claim a blocking job would sleep on and lose the
   // wake, as would a function worker too many.
-  any_blocks_ || entry.processes < entry.threads ? work.NotifyAll()
-                                                 : work.NotifyOne();
+  if (any_blocks_ || entry.processes < entry.threads) {
+    work.NotifyAll();
+  } else {
+    work.NotifyOne();
+  }
 }
 
 void WorkerPool::WakeAll() {
