@@ -8,12 +8,14 @@ divided by its samples, is what a sample costs, without the start. A function
 belongs to the file it is in, or to the library: libjpeg is decoding,
 broker/transform and Highway's vectors in it are transforms, broker/io and
 liburing are reading; memory (malloc, memcpy, memset, thread-local storage, all
-but a little of it called by libjpeg) is shown by itself.
+but a little of it called by libjpeg) is shown by itself. The debug information
+says which file a function is in.
 
 Isolation: instructions do not depend on what else runs. Limit: valgrind has no
 AVX-512, so the transforms are counted as AVX2; the kernel's are not counted.
 
     apt install valgrind
+    cmake -S . -B build/dev -DCMAKE_BUILD_TYPE=RelWithDebInfo && cmake --build build/dev
     bench/make_photographs.py --out photographs
     bench/instructions.py --build build/dev --photographs photographs
 """
