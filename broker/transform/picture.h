@@ -95,15 +95,5 @@ inline constexpr char kFillText[] =
     "0 to 255, where there is no picture; one for all channels, or each";
 ValueType<int64_t> MaskFillType();
 
-// As type, but the canonical form leaves this value out: that of a key which
-// has joined a mapping later, so that journals' specs stay as they are.
-template <typename V>
-ValueType<V> LeftOutAt(V value, ValueType<V> type) {
-  type.write = [value, write = std::move(type.write)](const V& of, auto* out) {
-    if (!(of == value)) write(of, out);
-  };
-  return type;
-}
-
 }  // namespace penstock
 #endif  // BROKER_TRANSFORM_PICTURE_H_
