@@ -34,7 +34,7 @@
 #include "broker/source/python_dataset.h"
 #include "broker/spec/dataset_spec.h"
 #include "broker/spec/describe.h"
-#include "broker/transform/python_function.h"
+#include "broker/transform/row_function.h"
 #include "broker/user_code/python_process.h"
 #include "broker/watchdog.h"
 #include "broker/workers/measure_reads.h"

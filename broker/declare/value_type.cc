@@ -17,6 +17,19 @@ void WriteItself(const V& value, Json* out) {
   *out = value;
 }
 
+// Read: as YamlValue reads it.
+template <typename Read, typename V>
+auto NumberWithin(V min, V max) {
+  return [min, max](const YamlValue& value, std::string_view wanted, V* out) {
+    Read number;
+    if (!value.IsNumber(&number) || number < min || number > max) {
+      return value.Wanted(wanted);
+    }
+    *out = static_cast<V>(number);
+    return OkStatus();
+  };
+}
+
 bool IsName(std::string_view name) {
   return !name.empty() && name.size() <= kNameCharsMax && name[0] != '.' &&
          std::all_of(name.begin(), name.end(), [](char c) {
@@ -107,33 +120,17 @@ nlohmann::ordered_json JsonOf(const YamlValue& value) {
 
 template <typename V>
 ValueType<V> WholeNumber(V min, V max) {
+  using Whole = std::conditional_t<std::is_signed_v<V>, int64_t, uint64_t>;
   return {Format("a whole number from {} to {}", min, max),
-          [min, max](const YamlValue& value, std::string_view wanted, V* out) {
-            std::conditional_t<std::is_signed_v<V>, int64_t, uint64_t> number;
-            if (!value.IsNumber(&number) || number < min || number > max) {
-              return value.Wanted(wanted);
-            }
-            *out = static_cast<V>(number);
-            return OkStatus();
-          },
-          WriteItself<V>};
+          NumberWithin<Whole, V>(min, max), WriteItself<V>};
 }
 template ValueType<int64_t> WholeNumber(int64_t, int64_t);
 template ValueType<uint64_t> WholeNumber(uint64_t, uint64_t);
 template ValueType<uint32_t> WholeNumber(uint32_t, uint32_t);
 
 ValueType<double> Number(double min, double max) {
-  return {
-      Format("a number from {:g} to {:g}", min, max),
-      [min, max](const YamlValue& value, std::string_view wanted, double* out) {
-        double number;
-        if (!value.IsNumber(&number) || number < min || number > max) {
-          return value.Wanted(wanted);
-        }
-        *out = number;
-        return OkStatus();
-      },
-      WriteItself<double>};
+  return {Format("a number from {:g} to {:g}", min, max),
+          NumberWithin<double, double>(min, max), WriteItself<double>};
 }
 
 ValueType<bool> Bool() {
@@ -168,11 +165,7 @@ ValueType<std::string> Path() {
 }
 
 ValueType<std::string> MaybePath() {
-  ValueType<std::string> type = Path();
-  type.write = [](const std::string& path, nlohmann::ordered_json* out) {
-    if (!path.empty()) *out = path;
-  };
-  return type;
+  return LeftOutAt<std::string>("", Path());
 }
 
 ValueType<std::string> Text(std::string wanted, bool (*is)(std::string_view)) {

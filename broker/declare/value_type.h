@@ -86,8 +86,6 @@ ValueType<std::vector<int64_t>> Shape();
 ValueType<ElementSpec> Features();
 inline constexpr char kFeaturesText[] =
     "{NAME: {dtype, shape}, ...}, where a shape of [] is a single number";
-// A feature's dimensions.
-ValueType<std::vector<int64_t>> Shape();
 // Checks for a mapping of feature names, as Features does, or of other names.
 Status CheckFeatureNames(const YamlValue& features);
 Status CheckNames(const YamlValue& mapping, std::string_view wanted);
@@ -189,6 +187,16 @@ ValueType<FeatureValues<V>> ValueOfEach(
             }
           },
           type.parts};
+}
+
+// As type, but the canonical form leaves this value out: that of a key which
+// has joined a mapping later, so that journals' specs stay as they are.
+template <typename V>
+ValueType<V> LeftOutAt(V value, ValueType<V> type) {
+  type.write = [value, write = std::move(type.write)](const V& of, auto* out) {
+    if (!(of == value)) write(of, out);
+  };
+  return type;
 }
 
 // One for each of 1 to 64 features.

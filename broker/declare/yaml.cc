@@ -342,8 +342,7 @@ size_t EditDistance(std::string_view a, std::string_view b) {
 bool IsDecimal(std::string_view text) {
   if (!text.empty() && text.front() == '-') text.remove_prefix(1);
   if (text.empty() || (text.front() == '0' && text.size() > 1)) return false;
-  return std::all_of(text.begin(), text.end(),
-                     [](char c) { return c >= '0' && c <= '9'; });
+  return text.find_first_not_of("0123456789") == text.npos;
 }
 
 // Also false if the number does not fit.

@@ -88,36 +88,31 @@ Status CheckParts(const YamlValue& root, const DatasetSpec& spec) {
 // Rejects options that make no sense for a stream's rows.
 Status CheckStream(const YamlValue& root, const DatasetSpec& spec) {
   if (!std::holds_alternative<StreamSource>(spec.source)) return OkStatus();
-  if (!spec.select.empty()) {
-    return root.Optional("select").Error(
-        "the records of a stream are not known before they come: select them "
-        "where they are put");
-  }
-  if (spec.shuffle) {
-    return root.Optional("shuffle").Error(
-        "a stream comes in the order in which its producers put it: shuffle "
-        "there");
-  }
-  if (spec.shard == ShardPolicy::kFile) {
-    return root.Optional("shard").Error(
-        "a stream has no files: use `data`, which divides each batch by rows");
-  }
-  if (std::any_of(spec.map.begin(), spec.map.end(), MixesRows)) {
-    return root.Optional("map").Error(
-        "rows of a stream cannot be made again, as mixup and cutmix may need "
-        "them: mix them where they are put, or in the trainer");
-  }
-  if (spec.epochs != 1) {
-    return root.Optional("epochs").Error(
-        "a stream comes once: its epoch ends when its producers finish");
-  }
-  if (spec.steps_per_epoch) {
-    return root.Optional("steps_per_epoch")
-        .Error("a stream is one epoch, as long as its producers make it");
-  }
-  if (spec.on_error != OnError::kFail) {
-    return root.Optional("on_error")
-        .Error("rows of a stream are in memory, none can be unreadable");
+  struct Option {
+    std::string_view key;
+    bool is_refused;
+    const char* why;
+  };
+  const Option options[] = {
+      {"select", !spec.select.empty(),
+       "the records of a stream are not known before they come: select them "
+       "where they are put"},
+      {"shuffle", spec.shuffle.has_value(),
+       "a stream comes in the order in which its producers put it: shuffle "
+       "there"},
+      {"shard", spec.shard == ShardPolicy::kFile,
+       "a stream has no files: use `data`, which divides each batch by rows"},
+      {"map", std::any_of(spec.map.begin(), spec.map.end(), MixesRows),
+       "rows of a stream cannot be made again, as mixup and cutmix may need "
+       "them: mix them where they are put, or in the trainer"},
+      {"epochs", spec.epochs != 1,
+       "a stream comes once: its epoch ends when its producers finish"},
+      {"steps_per_epoch", spec.steps_per_epoch.has_value(),
+       "a stream is one epoch, as long as its producers make it"},
+      {"on_error", spec.on_error != OnError::kFail,
+       "rows of a stream are in memory, none can be unreadable"}};
+  for (const auto& [key, is_refused, why] : options) {
+    if (is_refused) return root.Optional(key).Error(why);
   }
   return OkStatus();
 }
@@ -184,29 +179,19 @@ ValueType<std::vector<TransformSpec>> MapSteps() {
       Format("a list of at most {} steps, such as [flip: {{}}]", kMapOpsMax));
 }
 
-// Left out where there are none: the JSON of older specs stays as it was.
 ValueType<std::vector<std::vector<TransformSpec>>> StepsByPart() {
-  auto lists = List(MapSteps(), 1, kSourcePartsMax,
-                    Format("a list of 1 to {} lists of steps, one for each "
-                           "part",
-                           kSourcePartsMax));
-  lists.write = [write = lists.write](const auto& value, Json* out) {
-    if (!value.empty()) write(value, out);
-  };
-  return lists;
+  return LeftOutAt(
+      {}, List(MapSteps(), 1, kSourcePartsMax,
+               Format("a list of 1 to {} lists of steps, one for each part",
+                      kSourcePartsMax)));
 }
 
 ValueType<ShardPolicy> ShardPolicies() {
-  auto policies = Words<ShardPolicy>({{"auto", ShardPolicy::kAuto},
-                                      {"file", ShardPolicy::kFile},
-                                      {"data", ShardPolicy::kData},
-                                      {"off", ShardPolicy::kOff}});
-  // Left out where it is the default: the JSON of older specs stays as it was.
-  policies.write = [write = policies.write](const ShardPolicy& policy,
-                                            Json* out) {
-    if (policy != ShardPolicy::kAuto) write(policy, out);
-  };
-  return policies;
+  return LeftOutAt(ShardPolicy::kAuto,
+                   Words<ShardPolicy>({{"auto", ShardPolicy::kAuto},
+                                       {"file", ShardPolicy::kFile},
+                                       {"data", ShardPolicy::kData},
+                                       {"off", ShardPolicy::kOff}}));
 }
 
 Status Finish(const YamlValue& root, DatasetSpec* spec) {

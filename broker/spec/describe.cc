@@ -93,28 +93,28 @@ std::vector<Described> AllDescribed() {
 }
 
 std::vector<std::string> SpecExamples() {
+  // What is around the keys that are not a spec's.
+  struct Around {
+    std::string_view key;
+    std::string_view before;
+    std::string_view after;
+  };
+  constexpr Around kArounds[] = {
+      {"crop", "map: [{decode_image: {size: 8, ", "}}]"},
+      {"vocabulary", "map: [{lookup: {", "}}]"},
+      {"masks", "source: {image_folder: {path: /data/pictures, ", "}}"},
+      {"parts", "source: {mix: {", "}}"},
+      {"schedule",
+       "source: {mix: {parts: [{source: {range: 9}}, {source: {range: 9}}], ",
+       "}}"}};
   std::vector<std::string> texts = {DatasetSpec::Declared().example()};
   for (const Described& each : AllDescribed()) {
     std::string example = each.Example();
-    const bool is_of_source = each.key == "source" || each.key == "masks" ||
-                              each.key == "parts" || each.key == "schedule";
-    if (each.key == "crop") {
-      example = "map: [{decode_image: {size: 8, " + example + "}}]";
-    } else if (each.key == "vocabulary") {
-      example = "map: [{lookup: {" + example + "}}]";
-    } else if (each.key == "masks") {
-      example =
-          "source: {image_folder: {path: /data/pictures, " + example + "}}";
-    } else if (each.key == "parts") {
-      example = "source: {mix: {" + example + "}}";
-    } else if (each.key == "schedule") {
-      example =
-          "source: {mix: {parts: [{source: {range: 9}}, {source: {range: "
-          "9}}], " +
-          example + "}}";
+    for (const auto& [key, before, after] : kArounds) {
+      if (each.key == key) example = Format("{}{}{}", before, example, after);
     }
     std::string text = "dataset: d\n" + example + "\n";
-    if (!is_of_source) text += "source: {range: 9}\n";
+    if (!example.starts_with("source: ")) text += "source: {range: 9}\n";
     if (each.key != "batch") text += "batch: {size: 4}\n";
     texts.push_back(std::move(text));
   }

@@ -1,7 +1,8 @@
-// map: rotate, affine and perspective. A picture keeps its size: uint8 [h, w]
-// or [h, w, 1 or 3] -> the same; masks of any dtype are moved alike, each pixel
-// taking the nearest. Draws have the distributions of
-// torchvision.transforms.v2; draw 0 below `probability` changes the picture.
+// map: flip, rotate, affine and perspective. A picture keeps its size: uint8
+// [h, w] or [h, w, 1 or 3] -> the same (flip: of any dtype and channels); masks
+// of any dtype are moved alike, each pixel taking the nearest. Draws have the
+// distributions of torchvision.transforms.v2; draw 0 below `probability`
+// changes the picture.
 #ifndef BROKER_TRANSFORM_AFFINE_H_
 #define BROKER_TRANSFORM_AFFINE_H_
 
@@ -14,6 +15,21 @@
 #include "broker/transform/warp.h"
 
 namespace penstock {
+
+// Mirrors left to right, or top to bottom.
+struct FlipOp {
+  static constexpr bool kMovesPixels = true;
+  FeatureNames feature = DefaultFeature();
+  FeatureNames mask;
+  // Probabilities.
+  double horizontal = 0.5;
+  double vertical = 0;
+  bool operator==(const FlipOp&) const = default;
+
+  static const Declaration<FlipOp>& Declared();
+  Status AddTo(PathBuilder* path, uint32_t number) const;
+  Status AddToMask(PathBuilder* path, uint32_t number) const;
+};
 
 // v2.RandomRotation. Draw 1: the angle.
 struct RotateOp {
@@ -29,8 +45,7 @@ struct RotateOp {
   bool operator==(const RotateOp&) const = default;
 
   static const Declaration<RotateOp>& Declared();
-  Status AddTo(PathBuilder* path, uint32_t number) const;
-  Status AddToMask(PathBuilder* path, uint32_t number) const;
+  PictureStep Step(std::vector<std::byte> fill) const;
 };
 
 // v2.RandomAffine. Draws 1 to 6: the angle, the translations to the right and
@@ -52,8 +67,7 @@ struct AffineOp {
   bool operator==(const AffineOp&) const = default;
 
   static const Declaration<AffineOp>& Declared();
-  Status AddTo(PathBuilder* path, uint32_t number) const;
-  Status AddToMask(PathBuilder* path, uint32_t number) const;
+  PictureStep Step(std::vector<std::byte> fill) const;
 };
 
 // v2.RandomPerspective. Draws 1 to 8: x and y of the corners, as in
@@ -71,8 +85,8 @@ struct PerspectiveOp {
   bool operator==(const PerspectiveOp&) const = default;
 
   static const Declaration<PerspectiveOp>& Declared();
-  Status AddTo(PathBuilder* path, uint32_t number) const;
-  Status AddToMask(PathBuilder* path, uint32_t number) const;
+  Status Check(const PathBuilder& path) const;
+  PictureStep Step(std::vector<std::byte> fill) const;
 };
 
 }  // namespace penstock

@@ -24,7 +24,7 @@ struct ColorJitterOp {
   bool operator==(const ColorJitterOp&) const = default;
 
   static const Declaration<ColorJitterOp>& Declared();
-  Status AddTo(PathBuilder* path, uint32_t number) const;
+  PictureStep Step() const;
 };
 
 // v2.RandomGrayscale; the channels stay as many.
@@ -34,7 +34,7 @@ struct GrayscaleOp {
   bool operator==(const GrayscaleOp&) const = default;
 
   static const Declaration<GrayscaleOp>& Declared();
-  Status AddTo(PathBuilder* path, uint32_t number) const;
+  PictureStep Step() const;
 };
 
 // v2.GaussianBlur. Draw 1: sigma.
@@ -46,7 +46,8 @@ struct BlurOp {
   bool operator==(const BlurOp&) const = default;
 
   static const Declaration<BlurOp>& Declared();
-  Status AddTo(PathBuilder* path, uint32_t number) const;
+  Status Check(const PathBuilder& path) const;
+  PictureStep Step() const;
 };
 
 // v2.RandomAdjustSharpness.
@@ -57,7 +58,7 @@ struct SharpnessOp {
   bool operator==(const SharpnessOp&) const = default;
 
   static const Declaration<SharpnessOp>& Declared();
-  Status AddTo(PathBuilder* path, uint32_t number) const;
+  PictureStep Step() const;
 };
 
 // v2.RandomSolarize.
@@ -68,7 +69,7 @@ struct SolarizeOp {
   bool operator==(const SolarizeOp&) const = default;
 
   static const Declaration<SolarizeOp>& Declared();
-  Status AddTo(PathBuilder* path, uint32_t number) const;
+  PictureStep Step() const;
 };
 
 // v2.RandomPosterize.
@@ -79,7 +80,7 @@ struct PosterizeOp {
   bool operator==(const PosterizeOp&) const = default;
 
   static const Declaration<PosterizeOp>& Declared();
-  Status AddTo(PathBuilder* path, uint32_t number) const;
+  PictureStep Step() const;
 };
 
 // v2.RandomEqualize.
@@ -89,7 +90,7 @@ struct EqualizeOp {
   bool operator==(const EqualizeOp&) const = default;
 
   static const Declaration<EqualizeOp>& Declared();
-  Status AddTo(PathBuilder* path, uint32_t number) const;
+  PictureStep Step() const;
 };
 
 // v2.RandomAutocontrast.
@@ -99,7 +100,7 @@ struct AutocontrastOp {
   bool operator==(const AutocontrastOp&) const = default;
 
   static const Declaration<AutocontrastOp>& Declared();
-  Status AddTo(PathBuilder* path, uint32_t number) const;
+  PictureStep Step() const;
 };
 
 // v2.RandomInvert.
@@ -109,7 +110,7 @@ struct InvertOp {
   bool operator==(const InvertOp&) const = default;
 
   static const Declaration<InvertOp>& Declared();
-  Status AddTo(PathBuilder* path, uint32_t number) const;
+  PictureStep Step() const;
 };
 
 }  // namespace penstock

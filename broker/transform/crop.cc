@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <cmath>
 
-#include "broker/declare/declaration.h"
+#include "broker/transform/op_declaration.h"
 
 namespace penstock {
 namespace {
@@ -47,25 +47,18 @@ CropBox Boxed(const RandomResizedCrop& spec, const ImageSize& picture,
               const ImageSize&, const AugmentationDraws& draws) {
   const double area =
       static_cast<double>(picture.height) * static_cast<double>(picture.width);
-  const double log_ratio[2] = {std::log(spec.ratio[0]),
-                               std::log(spec.ratio[1])};
+  const Range log_ratio = {std::log(spec.ratio[0]), std::log(spec.ratio[1])};
   for (uint32_t t = 0; t < kTries; ++t) {
-    const double target_area =
-        area * (spec.scale[0] +
-                draws.Uniform(4 * t) * (spec.scale[1] - spec.scale[0]));
-    const double ratio =
-        std::exp(log_ratio[0] +
-                 draws.Uniform(4 * t + 1) * (log_ratio[1] - log_ratio[0]));
+    const double target_area = area * draws.Within(4 * t, spec.scale);
+    const double ratio = std::exp(draws.Within(4 * t + 1, log_ratio));
     const int64_t width = RoundToEven(std::sqrt(target_area * ratio));
     const int64_t height = RoundToEven(std::sqrt(target_area / ratio));
     if (width < 1 || width > picture.width || height < 1 ||
         height > picture.height) {
       continue;
     }
-    const double tops = static_cast<double>(picture.height - height + 1);
-    const double lefts = static_cast<double>(picture.width - width + 1);
-    return {.left = static_cast<int64_t>(draws.Uniform(4 * t + 3) * lefts),
-            .top = static_cast<int64_t>(draws.Uniform(4 * t + 2) * tops),
+    return {.left = draws.Choice(4 * t + 3, picture.width - width + 1),
+            .top = draws.Choice(4 * t + 2, picture.height - height + 1),
             .width = width,
             .height = height};
   }
@@ -165,42 +158,34 @@ void Place(const Part&, const ImageSize& target, const AugmentationDraws&,
   view->scaled = target;
 }
 
-constexpr int64_t kSideMax = 65535;
 // The longer side of a narrow picture whose shorter side grows.
 constexpr int64_t kScaledSideMax = int64_t{1} << 20;
 constexpr char kShorterText[] =
     "the shorter side is resized to it first; 0: no resize";
 
-template <typename Crop>
-Declaration<Crop> WithPadding(Declaration<Crop> declared) {
-  declared.Optional("fill", &Crop::fill, FillType(), kFillText)
-      .Optional("mask_fill", &Crop::mask_fill, MaskFillType(), kMaskFillText);
-  return declared;
-}
-
 }  // namespace
 
 const Declaration<CenterPixels>& CenterPixels::Declared() {
-  static const auto declared = WithPadding(
+  static const auto declared = WithFill(
       Declaration<CenterPixels>("center_pixels",
                                 "The middle pixels of it, as many as size: "
                                 "torchvision's Resize and CenterCrop.")
           .Example("{shorter: 256}")
           .Optional("shorter", &CenterPixels::shorter,
-                    WholeNumber<int64_t>(0, kSideMax), kShorterText)
+                    WholeNumber<int64_t>(0, kImageSideMax), kShorterText)
           .Optional("mode", &CenterPixels::mode, PadModeType(), kPadModeText));
   return declared;
 }
 
 const Declaration<RandomPixels>& RandomPixels::Declared() {
-  static const auto declared = WithPadding(
+  static const auto declared = WithFill(
       Declaration<RandomPixels>("random_pixels",
                                 "Pixels of it at random, as many as size: "
                                 "torchvision's RandomCrop with "
                                 "pad_if_needed.")
           .Example("{padding: 4}")
-          .Optional("shorter", &RandomPixels::shorter, WholeRange(0, kSideMax),
-                    kShorterText)
+          .Optional("shorter", &RandomPixels::shorter,
+                    WholeRange(0, kImageSideMax), kShorterText)
           .Optional("padding", &RandomPixels::padding, FourSides(),
                     "added before")
           .Optional("mode", &RandomPixels::mode, PadModeType(), kPadModeText));
@@ -211,19 +196,19 @@ const Declaration<PartAt>& PartAt::Declared() {
   static const auto declared =
       Declaration<PartAt>("at", "A part of it, in pixels.")
           .Example("{top: 10, left: 20, height: 100, width: 100}")
-          .Required("top", &PartAt::top, WholeNumber<int64_t>(0, kSideMax),
+          .Required("top", &PartAt::top, WholeNumber<int64_t>(0, kImageSideMax),
                     "its first row")
-          .Required("left", &PartAt::left, WholeNumber<int64_t>(0, kSideMax),
-                    "its first column")
+          .Required("left", &PartAt::left,
+                    WholeNumber<int64_t>(0, kImageSideMax), "its first column")
           .Required("height", &PartAt::height,
-                    WholeNumber<int64_t>(1, kSideMax), "its rows")
-          .Required("width", &PartAt::width, WholeNumber<int64_t>(1, kSideMax),
-                    "its columns");
+                    WholeNumber<int64_t>(1, kImageSideMax), "its rows")
+          .Required("width", &PartAt::width,
+                    WholeNumber<int64_t>(1, kImageSideMax), "its columns");
   return declared;
 }
 
 const Declaration<FitCrop>& FitCrop::Declared() {
-  static const auto declared = WithPadding(
+  static const auto declared = WithFill(
       Declaration<FitCrop>("fit",
                            "All of it, as large as fits into size, in the "
                            "middle of fill.")

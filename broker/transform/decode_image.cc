@@ -2,12 +2,10 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstring>
 #include <utility>
 
-#include "broker/declare/declaration.h"
 #include "broker/transform/jpeg_decoder.h"
-#include "broker/transform/nearest.h"
+#include "broker/transform/op_declaration.h"
 #include "broker/transform/orientation.h"
 #include "broker/transform/path_builder.h"
 #include "broker/transform/window.h"
@@ -176,6 +174,27 @@ class DecodeStage final : public Stage {
                               op_.size, pass_.Mirrors(key).horizontal);
   }
 
+  // Makes the result of the rows from y on. The pixels of each are read into
+  // row, those that count from first_pixel on.
+  template <typename Decoder>
+  Status Resample(int64_t y, Decoder& decoder, std::byte* row,
+                  const std::byte* first_pixel, const AugmentationKey& key,
+                  PathScratch& scratch, std::byte* out) const {
+    RgbxResampler& resampler = scratch.rgbx;
+    OutputRows rows(op_.size.height, pass_.Mirrors(key).vertical);
+    StepClock* const clock = has_pass_ ? scratch.clock : nullptr;
+    for (; y < resampler.end_row(); ++y) {
+      PENSTOCK_RETURN_IF_ERROR(decoder.ReadRow(row));
+      if (y < resampler.first_row()) continue;
+      resampler.AddRow(y, first_pixel);
+      while (const std::byte* rgbx = resampler.NextRow()) {
+        const StepClock::In in(clock, pass_.part());
+        pass_.WriteRgbx(rgbx, rows.Next(), out);
+      }
+    }
+    return decoder.FinishPart(row);
+  }
+
   // Decodes only what the box needs of a JPEG.
   Status RunPart(const FractionalBox& box, JpegDecoder& decoder,
                  const AugmentationKey& key, PathScratch& scratch,
@@ -193,17 +212,8 @@ class DecodeStage final : public Stage {
     const std::byte* const first_pixel =
         row + (resampler.first_column() - left) * RgbxResampler::kPixelBytes;
     PENSTOCK_RETURN_IF_ERROR(decoder.SkipRows(resampler.first_row()));
-    OutputRows rows(op_.size.height, pass_.Mirrors(key).vertical);
-    StepClock* const clock = has_pass_ ? scratch.clock : nullptr;
-    for (int64_t y = resampler.first_row(); y < resampler.end_row(); ++y) {
-      PENSTOCK_RETURN_IF_ERROR(decoder.ReadRow(row));
-      resampler.AddRow(y, first_pixel);
-      while (const std::byte* rgbx = resampler.NextRow()) {
-        const StepClock::In in(clock, pass_.part());
-        pass_.WriteRgbx(rgbx, rows.Next(), out);
-      }
-    }
-    return decoder.FinishPart(row);
+    return Resample(resampler.first_row(), decoder, row, first_pixel, key,
+                    scratch, out);
   }
 
   // Decodes the rows down to the end of the box.
@@ -216,18 +226,7 @@ class DecodeStage final : public Stage {
         RgbxResampler::kPixelBytes);
     const std::byte* const first_pixel =
         row + resampler.first_column() * RgbxResampler::kPixelBytes;
-    OutputRows rows(op_.size.height, pass_.Mirrors(key).vertical);
-    StepClock* const clock = has_pass_ ? scratch.clock : nullptr;
-    for (int64_t y = 0; y < resampler.end_row(); ++y) {
-      PENSTOCK_RETURN_IF_ERROR(decoder.ReadRow(row));
-      if (y < resampler.first_row()) continue;
-      resampler.AddRow(y, first_pixel);
-      while (const std::byte* rgbx = resampler.NextRow()) {
-        const StepClock::In in(clock, pass_.part());
-        pass_.WriteRgbx(rgbx, rows.Next(), out);
-      }
-    }
-    return decoder.FinishPart(row);
+    return Resample(0, decoder, row, first_pixel, key, scratch, out);
   }
 
   // Decodes every row, also outside the box: the errors of a file do not depend
@@ -342,14 +341,11 @@ class DecodeMaskStage final : public Stage {
     for (const int64_t x : columns) {
       int64_t value = fill;
       if (values != nullptr && x >= 0) {
-        uint16_t stored;
-        std::memcpy(&stored, values + x * kValueChannels, sizeof(stored));
-        value = stored;
+        value = Load<uint16_t>(values + x * kValueChannels);
       }
       if (op_.mask_dtype == DType::kInt32) {
-        const auto wide = static_cast<int32_t>(value);
-        std::memcpy(out, &wide, sizeof(wide));
-        out += sizeof(wide);
+        Store(static_cast<int32_t>(value), out);
+        out += sizeof(int32_t);
         continue;
       }
       if (value > UINT8_MAX) {
@@ -394,14 +390,11 @@ ValueType<CropSpec> CropType() {
 
 const Declaration<DecodeImageOp>& DecodeImageOp::Declared() {
   static const auto declared =
-      Declaration<DecodeImageOp>("decode_image",
-                                 "Decodes a picture (JPEG, PNG, WebP, TIFF), "
-                                 "crops it and resizes it.")
+      FeatureOp<DecodeImageOp>("decode_image",
+                               "Decodes a picture (JPEG, PNG, WebP, TIFF), "
+                               "crops it and resizes it.")
           .Gives("encoded → uint8 [h, w, c]; of a mask, its values [h, w]")
           .Example("{size: 224, crop: random_resized}")
-          .Optional("feature", &DecodeImageOp::feature, FeatureNamesType(),
-                    kFeatureText)
-          .Optional("mask", &DecodeImageOp::mask, MaskNamesType(), kMaskText)
           .Optional("crop", &DecodeImageOp::crop, Maybe(CropType()),
                     "the part that is used; by default all of it")
           .Required("size", &DecodeImageOp::size, ImageSizeType(), kSizeText)

@@ -49,10 +49,8 @@ bool DrawsAs(const RotateOp& op) {
 }
 bool DrawsAs(const AffineOp& op) {
   return IsRandom(op.degrees) || IsRandom(op.scale) ||
-         std::any_of(op.translate.begin(), op.translate.end(),
-                     [](const Range& each) { return IsRandom(each); }) ||
-         std::any_of(op.shear.begin(), op.shear.end(),
-                     [](const Range& each) { return IsRandom(each); }) ||
+         IsRandom(op.translate[0]) || IsRandom(op.translate[1]) ||
+         IsRandom(op.shear[0]) || IsRandom(op.shear[1]) ||
          IsRandom(op.probability);
 }
 bool DrawsAs(const PerspectiveOp& op) {

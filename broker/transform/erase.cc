@@ -8,16 +8,16 @@
 #include <numbers>
 #include <utility>
 
-#include "broker/declare/declaration.h"
+#include "broker/transform/op_declaration.h"
 #include "broker/transform/path_builder.h"
 
 namespace penstock {
 namespace {
 
-constexpr size_t kChannelsMax = 16;
+constexpr size_t kErasedChannelsMax = 16;
 constexpr double kValueMax = 1e6;
-constexpr double kAreaMin = 1e-6;
-constexpr double kRatioMax = 100;
+constexpr double kErasedAreaMin = 1e-6;
+constexpr double kErasedRatioMax = 100;
 
 // Where values are, counted in values: value (c, y, x) is at
 // c * channel + y * row + x * column.
@@ -96,27 +96,24 @@ std::array<double, 4> Normals(const r123::Philox4x32::key_type& key,
 }  // namespace
 
 const Declaration<RandomErasingOp>& RandomErasingOp::Declared() {
-  static const auto declared =
-      Declaration<RandomErasingOp>(
+  static const auto declared = WithProbability(
+      FeatureOp<RandomErasingOp>(
           "random_erasing",
           "Overwrites a random rectangle of a picture: torchvision's "
           "RandomErasing. Put it after normalize, where 0 is the mean.")
           .Gives("a picture of any dtype and layout → the same")
           .Example("{probability: 0.1}")
-          .Optional("feature", &RandomErasingOp::feature, FeatureNamesType(),
-                    kFeatureText)
-          .Optional("scale", &RandomErasingOp::scale, Interval(kAreaMin, 1),
+          .Optional("scale", &RandomErasingOp::scale,
+                    Interval(kErasedAreaMin, 1),
                     "the range of its area, as a part of the picture's")
           .Optional("ratio", &RandomErasingOp::ratio,
-                    Interval(1 / kRatioMax, kRatioMax),
+                    Interval(1 / kErasedRatioMax, kErasedRatioMax),
                     "the range of its aspect ratio, height / width")
           .Optional("value", &RandomErasingOp::value,
                     WordOr("random", OneOrList(Number(-kValueMax, kValueMax),
-                                               "a number", kChannelsMax)),
+                                               "a number", kErasedChannelsMax)),
                     "for all channels, or for each; random: normal, each "
-                    "value its own")
-          .Optional("probability", &RandomErasingOp::probability,
-                    ProbabilityType(), kProbabilityText);
+                    "value its own"));
   return declared;
 }
 
@@ -131,9 +128,7 @@ Status RandomErasingOp::AddTo(PathBuilder* path, uint32_t number) const {
   };
   std::vector<std::byte> fills;
   if (!value) {
-    const DType dtype = feature.dtype;
-    if (dtype != DType::kFloat16 && dtype != DType::kBFloat16 &&
-        dtype != DType::kFloat32 && dtype != DType::kFloat64) {
+    if (!IsFloat(feature.dtype)) {
       return InvalidArgumentError(
           "value: random wants floating-point values, found {}; put it after "
           "normalize",

@@ -124,24 +124,54 @@ class Pairs {
 Status CheckOneSize(const std::vector<PathBuilder*>& pictures) {
   for (const PathBuilder* each : pictures) {
     PENSTOCK_RETURN_IF_ERROR(each->CheckImage());
-    const Feature& first = pictures[0]->feature();
-    if (each->feature().shape[0] == first.shape[0] &&
-        each->feature().shape[1] == first.shape[1]) {
-      continue;
-    }
+    if (each->size() == pictures[0]->size()) continue;
     return InvalidArgumentError(
         "moves the pixels of pictures of one size together, found {} and {}; "
         "use resize before it",
-        first.ToString(), each->feature().ToString());
+        pictures[0]->feature().ToString(), each->feature().ToString());
   }
   return OkStatus();
+}
+
+// Adds op number `number` to one of its features.
+template <typename Op>
+Status AddTo(const Op& op, uint32_t number, PathBuilder* path) {
+  if constexpr (requires { op.AddTo(path, number); }) {
+    return op.AddTo(path, number);
+  } else {
+    PENSTOCK_RETURN_IF_ERROR(path->CheckPicture(op.Declared().name()));
+    if constexpr (requires { op.Check(*path); }) {
+      PENSTOCK_RETURN_IF_ERROR(op.Check(*path));
+    }
+    if constexpr (requires { op.Step(); }) {
+      path->AddPictureStep(path->channels(), number, op.Step());
+    } else {
+      PENSTOCK_ASSIGN_OR_RETURN(std::vector<std::byte> fill,
+                                PixelOf(op.fill, path->channels()));
+      path->AddPictureStep(path->channels(), number, op.Step(std::move(fill)));
+    }
+    return OkStatus();
+  }
+}
+
+// The same of one of its masks.
+template <typename Op>
+Status AddToMask(const Op& op, uint32_t number, PathBuilder* path) {
+  if constexpr (requires { op.AddToMask(path, number); }) {
+    return op.AddToMask(path, number);
+  } else {
+    PENSTOCK_ASSIGN_OR_RETURN(std::vector<std::byte> fill,
+                              path->MaskFillPixel(op.mask_fill));
+    path->AddPictureStep(0, number, op.Step(std::move(fill)));
+    return OkStatus();
+  }
 }
 
 template <typename Op>
 Status AddToPaths(const Op& op, uint32_t number, const RowBuilder& row,
                   Pairs* pairs) {
   FeatureNames names = op.feature;
-  if constexpr (requires { op.mask; }) {
+  if constexpr (TakesMasks<Op>) {
     names.insert(names.end(), op.mask.begin(), op.mask.end());
   }
   PENSTOCK_ASSIGN_OR_RETURN(const std::vector<PathBuilder*> found,
@@ -155,17 +185,16 @@ Status AddToPaths(const Op& op, uint32_t number, const RowBuilder& row,
     if constexpr (!std::is_same_v<Op, FlipOp>) {
       PENSTOCK_RETURN_IF_ERROR(CheckOneSize(found));
     }
-    PENSTOCK_RETURN_IF_ERROR(pairs->Check(
-        found, row, requires { op.mask; }));
+    PENSTOCK_RETURN_IF_ERROR(pairs->Check(found, row, TakesMasks<Op>));
   }
   for (size_t i = 0; i < found.size(); ++i) {
-    if constexpr (requires { op.mask; }) {
+    if constexpr (TakesMasks<Op>) {
       if (i >= op.feature.size()) {
-        PENSTOCK_RETURN_IF_ERROR(op.AddToMask(found[i], number));
+        PENSTOCK_RETURN_IF_ERROR(AddToMask(op, number, found[i]));
         continue;
       }
     }
-    PENSTOCK_RETURN_IF_ERROR(op.AddTo(found[i], number));
+    PENSTOCK_RETURN_IF_ERROR(AddTo(op, number, found[i]));
   }
   return OkStatus();
 }
@@ -191,47 +220,42 @@ Status AddOp(const Op& op, uint32_t number, RowBuilder* row, Pairs* pairs) {
 
 class CompiledFeaturePaths : public FeaturePaths {
  public:
-  CompiledFeaturePaths(std::vector<Input> inputs,
-                       std::vector<RowBuilder::Action> actions,
-                       std::vector<RowBuilder::Path> paths, RawSpec out,
-                       std::vector<RowBuilder::PairStep> pair_steps)
+  CompiledFeaturePaths(std::vector<Input> inputs, RowBuilder::Plan plan)
       : inputs_(std::move(inputs)),
-        actions_(std::move(actions)),
-        paths_(std::move(paths)),
-        out_(std::move(out)),
-        pair_steps_(std::move(pair_steps)) {
-    slots_ = inputs_.size();
-    for (const RowBuilder::Action& each : actions_) {
+        plan_(std::move(plan)),
+        slots_(inputs_.size()) {
+    for (const RowBuilder::Action& each : plan_.actions) {
       slots_ = std::max(slots_, each.path.to + 1);
       for (const size_t to : each.step.to) slots_ = std::max(slots_, to + 1);
     }
   }
 
-  const RawSpec& out() const override { return out_; }
+  const RawSpec& out() const override { return plan_.out; }
 
   uint64_t OutBytes(size_t feature, const RawRecord& raw) const override {
     // What is encoded is so in the record.
-    return out_[feature].encoded ? raw[paths_[feature].from].size()
-                                 : out_[feature].feature.RowBytes();
+    return plan_.out[feature].encoded ? raw[plan_.paths[feature].from].size()
+                                      : plan_.out[feature].feature.RowBytes();
   }
 
   bool Copies(size_t feature) const override {
-    return feature < paths_.size() && paths_[feature].from == feature &&
-           paths_[feature].stages.empty();
+    return feature < plan_.paths.size() &&
+           plan_.paths[feature].from == feature &&
+           plan_.paths[feature].stages.empty();
   }
 
   Status Run(const RawRecord& raw, const AugmentationKey& key, Scratch& scratch,
              std::span<std::byte* const> out) const override {
-    if (raw.size() != inputs_.size() || out.size() != paths_.size()) {
+    if (raw.size() != inputs_.size() || out.size() != plan_.paths.size()) {
       return InternalError(
           "a row of {} features for {}, given {} and {} places", inputs_.size(),
-          paths_.size(), raw.size(), out.size());
+          plan_.paths.size(), raw.size(), out.size());
     }
     auto& mine = static_cast<PathScratch&>(scratch);
     const StepClock::In in(mine.clock, kCopying);
     mine.decoded.clear();
     const RawRecord* slots = &raw;
-    if (!actions_.empty()) {
+    if (!plan_.actions.empty()) {
       mine.slots.assign(raw.begin(), raw.end());
       mine.slots.resize(slots_);
       if (mine.made.size() < slots_) mine.made.resize(slots_);
@@ -241,12 +265,12 @@ class CompiledFeaturePaths : public FeaturePaths {
       if (inputs_[i].IsRight(raw[i])) continue;
       PENSTOCK_RETURN_IF_ERROR(Named(inputs_[i].Check(raw[i]), inputs_[i]));
     }
-    for (const RowBuilder::Action& each : actions_) {
+    for (const RowBuilder::Action& each : plan_.actions) {
       PENSTOCK_RETURN_IF_ERROR(each.step.stage ? RunStep(each.step, mine)
                                                : Make(each.path, key, mine));
     }
-    for (size_t i = 0; i < paths_.size(); ++i) {
-      const RowBuilder::Path& path = paths_[i];
+    for (size_t i = 0; i < plan_.paths.size(); ++i) {
+      const RowBuilder::Path& path = plan_.paths[i];
       const std::span<const std::byte> in = (*slots)[path.from];
       if (!path.stages.empty()) {
         PENSTOCK_RETURN_IF_ERROR(
@@ -258,13 +282,13 @@ class CompiledFeaturePaths : public FeaturePaths {
     return OkStatus();
   }
 
-  bool mixes_pairs() const override { return !pair_steps_.empty(); }
+  bool mixes_pairs() const override { return !plan_.pair_steps.empty(); }
 
   void MixPair(const AugmentationKey& pair, std::span<std::byte* const> first,
                std::span<std::byte* const> second) const override {
     std::array<std::byte*, kStepFeaturesMax> of_first;
     std::array<std::byte*, kStepFeaturesMax> of_second;
-    for (const RowBuilder::PairStep& step : pair_steps_) {
+    for (const RowBuilder::PairStep& step : plan_.pair_steps) {
       const size_t count = step.features.size();
       for (size_t i = 0; i < count; ++i) {
         of_first[i] = first[step.features[i]];
@@ -315,11 +339,8 @@ class CompiledFeaturePaths : public FeaturePaths {
   }
 
   const std::vector<Input> inputs_;
-  const std::vector<RowBuilder::Action> actions_;
-  const std::vector<RowBuilder::Path> paths_;
-  RawSpec out_;
-  const std::vector<RowBuilder::PairStep> pair_steps_;
-  size_t slots_ = 0;
+  const RowBuilder::Plan plan_;
+  size_t slots_;
 };
 
 }  // namespace
@@ -354,11 +375,7 @@ StatusOr<std::unique_ptr<FeaturePaths>> FeaturePaths::Compile(
       return AtPath(step.path + "." + name, status);
     }
   }
-  std::vector<RowBuilder::Action> actions;
-  std::vector<RowBuilder::Path> paths;
-  std::vector<RowBuilder::PairStep> pair_steps;
-  RawSpec out;
-  PENSTOCK_RETURN_IF_ERROR(row.Finish(&actions, &paths, &out, &pair_steps));
+  PENSTOCK_ASSIGN_OR_RETURN(RowBuilder::Plan plan, row.Finish());
   std::vector<Input> inputs(raw.size());
   for (size_t i = 0; i < raw.size(); ++i) {
     const Feature& feature = raw[i].feature;
@@ -370,14 +387,13 @@ StatusOr<std::unique_ptr<FeaturePaths>> FeaturePaths::Compile(
   const auto use = [&inputs](size_t slot) {
     if (slot < inputs.size()) inputs[slot].used = true;
   };
-  for (const RowBuilder::Action& each : actions) {
+  for (const RowBuilder::Action& each : plan.actions) {
     if (each.step.stage == nullptr) use(each.path.from);
     for (const size_t from : each.step.from) use(from);
   }
-  for (const RowBuilder::Path& each : paths) use(each.from);
-  return std::unique_ptr<FeaturePaths>(new CompiledFeaturePaths(
-      std::move(inputs), std::move(actions), std::move(paths), std::move(out),
-      std::move(pair_steps)));
+  for (const RowBuilder::Path& each : plan.paths) use(each.from);
+  return std::unique_ptr<FeaturePaths>(
+      new CompiledFeaturePaths(std::move(inputs), std::move(plan)));
 }
 
 }  // namespace penstock

@@ -1,7 +1,8 @@
 // All operations of `map`, in the order in which people are told of them. Those
-// of single features have a member feature, and AddTo; those that take or make
-// several have AddToRow; those that mix rows AddToPairs; functions of whole
-// rows have Open and Name. All have Declared.
+// of single features have a member feature, and AddTo, or Step if they change
+// pictures of bytes; those that take or make several have AddToRow; those that
+// mix rows AddToPairs; functions of whole rows have Open and Name. All have
+// Declared.
 #ifndef BROKER_TRANSFORM_KINDS_H_
 #define BROKER_TRANSFORM_KINDS_H_
 
@@ -13,28 +14,18 @@
 #include <vector>
 
 #include "broker/transform/affine.h"
-#include "broker/transform/bucketize.h"
-#include "broker/transform/cast.h"
-#include "broker/transform/clip.h"
 #include "broker/transform/color.h"
 #include "broker/transform/concatenate.h"
 #include "broker/transform/decode_image.h"
 #include "broker/transform/erase.h"
 #include "broker/transform/feature_names.h"
-#include "broker/transform/flip.h"
-#include "broker/transform/hash.h"
-#include "broker/transform/label_smoothing.h"
-#include "broker/transform/lookup.h"
 #include "broker/transform/mixup.h"
 #include "broker/transform/normalize.h"
-#include "broker/transform/one_hot.h"
-#include "broker/transform/pad_sequence.h"
-#include "broker/transform/parse_json.h"
-#include "broker/transform/plugin_function.h"
+#include "broker/transform/numbers.h"
 #include "broker/transform/policies.h"
-#include "broker/transform/python_function.h"
-#include "broker/transform/rescale.h"
 #include "broker/transform/resize.h"
+#include "broker/transform/row_function.h"
+#include "broker/transform/texts.h"
 #include "broker/transform/timm_augment.h"
 #include "common/format.h"
 

@@ -8,7 +8,6 @@
 
 #include "broker/declare/declaration.h"
 #include "broker/declare/spec_path.h"
-#include "broker/transform/gamma.h"
 #include "broker/transform/half.h"
 #include "broker/transform/row_builder.h"
 
@@ -23,31 +22,46 @@ constexpr char kLabelText[] =
 constexpr char kMixedText[] = "the feature that is mixed, or a list";
 constexpr char kMixProbabilityText[] = "that of mixing a pair";
 
-ValueType<double> AlphaType() { return Number(kAlphaMin, kAlphaMax); }
 // 0: never.
 ValueType<double> AlphaOrZero() { return Number(0, kAlphaMax); }
 
 // ---- values
 
-// Both at once, each with `kept` of itself. W: in which it is computed.
-template <typename W, typename T, typename Load, typename Store>
-void MixValues(T* a, T* b, uint64_t count, double kept, Load load,
-               Store store) {
-  const W of_itself = static_cast<W>(kept);
-  const W of_other = static_cast<W>(1 - kept);
-  for (uint64_t i = 0; i < count; ++i) {
-    const W x = load(a[i]);
-    const W y = load(b[i]);
-    a[i] = store(y * of_other + x * of_itself);
-    b[i] = store(x * of_other + y * of_itself);
-  }
-}
-
+// What a value is computed as, and back.
 template <typename T>
-void MixFloats(std::byte* a, std::byte* b, uint64_t bytes, double kept) {
-  const auto same = [](T value) { return value; };
-  MixValues<T>(reinterpret_cast<T*>(a), reinterpret_cast<T*>(b),
-               bytes / sizeof(T), kept, same, same);
+T ToMix(T value) {
+  return value;
+}
+float ToMix(uint8_t value) { return value; }
+float ToMix(Float16 value) { return ToFloat(value); }
+float ToMix(BFloat16 value) { return ToFloat(value); }
+template <typename T>
+void FromMix(T value, T* to) {
+  *to = value;
+}
+void FromMix(float value, uint8_t* to) {
+  // To nearest, ties to even: a sum of 2^23 has no fraction.
+  *to = static_cast<uint8_t>(static_cast<int>(value + 0x1.8p23f - 0x1.8p23f));
+}
+void FromMix(float value, Float16* to) { *to = ToFloat16(value); }
+void FromMix(float value, BFloat16* to) { *to = ToBFloat16(value); }
+
+// Both at once, each with `kept` of itself.
+template <typename T>
+void MixValues(std::byte* first, std::byte* second, uint64_t bytes,
+               double kept) {
+  T* const a = reinterpret_cast<T*>(first);
+  T* const b = reinterpret_cast<T*>(second);
+  const uint64_t count = bytes / sizeof(T);
+  using Wide = decltype(ToMix(T{}));
+  const Wide of_itself = static_cast<Wide>(kept);
+  const Wide of_other = static_cast<Wide>(1 - kept);
+  for (uint64_t i = 0; i < count; ++i) {
+    const Wide x = ToMix(a[i]);
+    const Wide y = ToMix(b[i]);
+    FromMix(y * of_other + x * of_itself, &a[i]);
+    FromMix(x * of_other + y * of_itself, &b[i]);
+  }
 }
 
 using Mixing = void (*)(std::byte* a, std::byte* b, uint64_t bytes,
@@ -56,34 +70,15 @@ using Mixing = void (*)(std::byte* a, std::byte* b, uint64_t bytes,
 Mixing MixingOf(DType dtype) {
   switch (dtype) {
     case DType::kUint8:
-      return [](std::byte* a, std::byte* b, uint64_t bytes, double kept) {
-        MixValues<float>(
-            reinterpret_cast<uint8_t*>(a), reinterpret_cast<uint8_t*>(b), bytes,
-            kept, [](uint8_t value) { return static_cast<float>(value); },
-            [](float value) {
-              // To nearest, ties to even: a sum of 2^23 has no fraction.
-              return static_cast<uint8_t>(
-                  static_cast<int>(value + 0x1.8p23f - 0x1.8p23f));
-            });
-      };
+      return MixValues<uint8_t>;
     case DType::kFloat16:
-      return [](std::byte* a, std::byte* b, uint64_t bytes, double kept) {
-        MixValues<float>(
-            reinterpret_cast<Float16*>(a), reinterpret_cast<Float16*>(b),
-            bytes / 2, kept, [](Float16 value) { return ToFloat(value); },
-            [](float value) { return ToFloat16(value); });
-      };
+      return MixValues<Float16>;
     case DType::kBFloat16:
-      return [](std::byte* a, std::byte* b, uint64_t bytes, double kept) {
-        MixValues<float>(
-            reinterpret_cast<BFloat16*>(a), reinterpret_cast<BFloat16*>(b),
-            bytes / 2, kept, [](BFloat16 value) { return ToFloat(value); },
-            [](float value) { return ToBFloat16(value); });
-      };
+      return MixValues<BFloat16>;
     case DType::kFloat32:
-      return MixFloats<float>;
+      return MixValues<float>;
     case DType::kFloat64:
-      return MixFloats<double>;
+      return MixValues<double>;
     default:
       return nullptr;
   }
@@ -277,8 +272,8 @@ const Declaration<MixupOp>& MixupOp::Declared() {
           .Optional("cutmix_alpha", &MixupOp::cutmix_alpha, AlphaOrZero(),
                     "of cutmix's; 0: mixup alone")
           .Optional("switch_probability", &MixupOp::switch_probability,
-                    ProbabilityType(), "that of cutmix, if both are given")
-          .Optional("probability", &MixupOp::probability, ProbabilityType(),
+                    Number(0, 1), "that of cutmix, if both are given")
+          .Optional("probability", &MixupOp::probability, Number(0, 1),
                     kMixProbabilityText);
   return declared;
 }
@@ -310,9 +305,9 @@ const Declaration<CutmixOp>& CutmixOp::Declared() {
           .Optional("feature", &CutmixOp::feature, FeatureNamesType(),
                     kMixedText)
           .Optional("label", &CutmixOp::label, FeatureNamesType(), kLabelText)
-          .Optional("alpha", &CutmixOp::alpha, AlphaType(),
+          .Optional("alpha", &CutmixOp::alpha, Number(kAlphaMin, kAlphaMax),
                     "of the beta distribution of the part outside the box")
-          .Optional("probability", &CutmixOp::probability, ProbabilityType(),
+          .Optional("probability", &CutmixOp::probability, Number(0, 1),
                     kMixProbabilityText);
   return declared;
 }

@@ -26,11 +26,12 @@ std::optional<uint64_t> PartnerOf(uint64_t row, uint64_t rows, uint64_t seed,
 inline constexpr uint64_t kPairedRows = 4;
 
 // Draws of the pair's first row (its place in the epoch is the sample):
-// gamma variates 0 and 1 of alpha (gamma.h), lambda the part of the first in
-// their sum, that is, of Beta(alpha, alpha); draw 128 below probability: they
-// are mixed; 129 below switch_probability: by cutmix. Its box has the centre
-// [x, y] of draws 130 and 131 and the sides of the picture times sqrt(1 -
-// lambda), cut off at its edges; lambda is then the part outside the box.
+// gamma variates 0 and 1 of alpha (augmentation.h), lambda the part of the
+// first in their sum, that is, of Beta(alpha, alpha); draw 128 below
+// probability: they are mixed; 129 below switch_probability: by cutmix. Its box
+// has the centre [x, y] of draws 130 and 131 and the sides of the picture times
+// sqrt(1 - lambda), cut off at its edges; lambda is then the part outside the
+// box.
 //
 // Each row keeps lambda of itself and gets 1 - lambda of the other.
 struct MixupOp {

@@ -5,7 +5,7 @@
 #include <nlohmann/json.hpp>
 #include <utility>
 
-#include "broker/declare/declaration.h"
+#include "broker/transform/op_declaration.h"
 #include "broker/transform/path_builder.h"
 #include "broker/transform/statistics_file.h"
 #include "common/quantity.h"
@@ -136,25 +136,17 @@ StatusOr<NormalizeOp> WithStatistics(const NormalizeOp& op,
 }  // namespace
 
 const Declaration<NormalizeOp>& NormalizeOp::Declared() {
-  static const auto per_channel = [] {
-    auto type =
-        OneOrList(Number(-kMeanMax, kMeanMax), "a number", kChannelsMax);
-    type.write = [write = type.write](const auto& values, auto* out) {
-      if (!values.empty()) write(values, out);
-    };
-    return type;
-  }();
+  static const auto per_channel = LeftOutAt(
+      {}, OneOrList(Number(-kMeanMax, kMeanMax), "a number", kChannelsMax));
   static const auto declared =
-      Declaration<NormalizeOp>("normalize",
-                               "Computes (value − mean) / std; of uint8, "
-                               "which are pictures, (value / 255 − mean) / "
-                               "std.")
+      FeatureOp<NormalizeOp>("normalize",
+                             "Computes (value − mean) / std; of uint8, "
+                             "which are pictures, (value / 255 − mean) / "
+                             "std.")
           .Gives("numbers → dtype")
           .Example(
               "{mean: [0.485, 0.456, 0.406], std: [0.229, 0.224, 0.225], "
               "dtype: float16, layout: chw}")
-          .Optional("feature", &NormalizeOp::feature, FeatureNamesType(),
-                    kFeatureText)
           .Optional("mean", &NormalizeOp::mean, per_channel,
                     "for all, or for each value of the last dimension: the "
                     "channels of a picture")
@@ -172,7 +164,6 @@ const Declaration<NormalizeOp>& NormalizeOp::Declared() {
 }
 
 Status NormalizeOp::AddTo(PathBuilder* path, uint32_t number) const {
-  PENSTOCK_RETURN_IF_ERROR(path->CheckDecoded());
   PENSTOCK_RETURN_IF_ERROR(path->CheckNumbers());
   PENSTOCK_RETURN_IF_ERROR(path->CheckChannelsLast());
   const Feature& feature = path->feature();

@@ -208,11 +208,6 @@ StatusOr<std::vector<std::byte>> PixelOf(const Fill& fill, int64_t channels) {
   return pixel;
 }
 
-StatusOr<std::vector<std::byte>> PathBuilder::FillPixel(
-    const Fill& fill) const {
-  return PixelOf(fill, channels());
-}
-
 StatusOr<std::vector<std::byte>> PathBuilder::MaskFillPixel(
     int64_t value) const {
   PENSTOCK_RETURN_IF_ERROR(CheckImage());
@@ -240,23 +235,15 @@ StatusOr<std::vector<std::byte>> PathBuilder::MaskFillPixel(
   return pixel;
 }
 
-void PathBuilder::AddPictureStep(uint32_t number, PictureStep step) {
-  AddCanvasStep(channels(), number, std::move(step));
-}
-
-void PathBuilder::AddMaskStep(uint32_t number, PictureStep step) {
-  AddCanvasStep(0, number, std::move(step));
-}
-
-void PathBuilder::AddCanvasStep(int64_t channels, uint32_t number,
-                                PictureStep step) {
+void PathBuilder::AddPictureStep(int64_t channels, uint32_t number,
+                                 PictureStep step) {
   FlushPixelPass();
   if (open_ == nullptr || open_->channels() != channels) {
-    const ImageSize size = {.height = feature_.shape[0],
-                            .width = feature_.shape[1]};
+    const ImageSize picture = size();
     auto stage = std::make_unique<PictureStage>(
-        size, channels,
-        static_cast<int64_t>(feature_.RowBytes()) / size.height / size.width);
+        picture, channels,
+        static_cast<int64_t>(feature_.RowBytes()) / picture.height /
+            picture.width);
     PictureStage* const open = stage.get();
     AddStage(std::move(stage), feature_.shape, feature_.dtype);
     open_ = open;

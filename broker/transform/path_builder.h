@@ -93,12 +93,9 @@ class Stage {
   std::vector<Change> changes;
 };
 
-// Changes a picture in place, as the draws of its op say.
-using PictureStep =
-    std::function<void(const AugmentationDraws& draws, Canvas& canvas)>;
 class PictureStage;
 
-// A pixel of that many channels. InvalidArgument: fill has other channels.
+// A pixel of that many channels. InvalidArgument: fill has other ones.
 StatusOr<std::vector<std::byte>> PixelOf(const Fill& fill, int64_t channels);
 
 class PathBuilder {
@@ -126,6 +123,11 @@ class PathBuilder {
                                                           : 1;
   }
 
+  // The size of a picture, whose channels are last.
+  ImageSize size() const {
+    return {.height = feature_.shape[0], .width = feature_.shape[1]};
+  }
+
   // InvalidArgument: what the op wants, what was found, and the remedy.
   Status CheckDecoded() const;
   Status CheckChannelsLast() const;
@@ -137,8 +139,7 @@ class PathBuilder {
   Status CheckIntegers(std::string_view remedy) const;
   // A picture of bytes, gray or of three channels.
   Status CheckPicture(std::string_view op) const;
-  // A pixel of the fill of an op's picture; of its mask.
-  StatusOr<std::vector<std::byte>> FillPixel(const Fill& fill) const;
+  // A pixel of the fill of an op's mask.
   StatusOr<std::vector<std::byte>> MaskFillPixel(int64_t value) const;
   Status CheckLayout(Layout layout) const {
     return layout == Layout::kChw ? CheckImage() : OkStatus();
@@ -147,10 +148,10 @@ class PathBuilder {
   // The feature becomes dtype of this shape.
   void AddStage(std::unique_ptr<Stage> stage, std::vector<int64_t> shape,
                 DType dtype = DType::kUint8);
-  // A step of op `number`. The picture keeps its form; or the mask, whose
-  // pixels are only moved. A run of such steps is one stage.
-  void AddPictureStep(uint32_t number, PictureStep step);
-  void AddMaskStep(uint32_t number, PictureStep step);
+  // A step of op `number` on a picture of so many channels, which keeps its
+  // form; 0: a mask, whose pixels are only moved. A run of such steps is one
+  // stage.
+  void AddPictureStep(int64_t channels, uint32_t number, PictureStep step);
   // Changes the values that the steps so far have made, where they are.
   void AddChange(
       std::function<void(const AugmentationKey& key, std::byte* out)> change);
@@ -177,7 +178,6 @@ class PathBuilder {
                 RawFeature* out);
 
  private:
-  void AddCanvasStep(int64_t channels, uint32_t number, PictureStep step);
   void FlushPixelPass();
   // The part of the clock for the step that is being compiled.
   uint32_t Part() const { return kFirstStep + opening_->step; }

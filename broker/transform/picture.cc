@@ -3,33 +3,57 @@
 #include <algorithm>
 #include <nlohmann/json.hpp>
 
-#include "broker/declare/value_type.h"
+#include "broker/transform/op_declaration.h"
 #include "common/exact_max.h"
 
 namespace penstock {
 
+namespace {
+
+// [low, high].
+template <typename V>
+ValueType<std::array<V, 2>> Ordered(ValueType<std::array<V, 2>> type) {
+  type.read = [read = type.read](const YamlValue& value,
+                                 std::string_view wanted,
+                                 std::array<V, 2>* out) {
+    PENSTOCK_RETURN_IF_ERROR(read(value, wanted, out));
+    const auto [low, high] = *out;
+    if (low <= high) return OkStatus();
+    return value.Error(Format("[low, high]: {} is above {}", low, high));
+  };
+  return type;
+}
+
+// N items, or one for all.
+template <size_t N, typename V>
+ValueType<std::array<V, N>> OneForAll(ValueType<V> item, std::string wanted) {
+  ValueType<std::array<V, N>> type = Several<N>(item, std::move(wanted));
+  type.read = [item, list = type.read](const YamlValue& value,
+                                       std::string_view wanted,
+                                       std::array<V, N>* out) {
+    if (!value.IsScalar()) return list(value, wanted, out);
+    const Status status = item.Read(value, &(*out)[0]);
+    out->fill((*out)[0]);
+    return status;
+  };
+  return type;
+}
+
+}  // namespace
+
 ValueType<ImageSize> ImageSizeType() {
-  constexpr int64_t kImageSideMax = 65535;  // JPEG's limit
-  const ValueType<int64_t> side = WholeNumber<int64_t>(1, kImageSideMax);
+  const auto sides = OneForAll<2>(WholeNumber<int64_t>(1, kImageSideMax),
+                                  "[height, width] or one number for a square");
   return {
-      "[height, width] or one number for a square",
-      [side](const YamlValue& value, std::string_view wanted, ImageSize* out) {
-        if (value.IsScalar()) {
-          PENSTOCK_RETURN_IF_ERROR(side.Read(value, &out->height));
-          out->width = out->height;
-          return OkStatus();
-        }
-        PENSTOCK_RETURN_IF_ERROR(value.CheckSequence(2, 2, wanted));
-        PENSTOCK_RETURN_IF_ERROR(side.Read(value.Item(0), &out->height));
-        return side.Read(value.Item(1), &out->width);
+      sides.wanted,
+      [sides](const YamlValue& value, std::string_view wanted, ImageSize* out) {
+        std::array<int64_t, 2> read = {out->height, out->width};
+        const Status status = sides.read(value, wanted, &read);
+        *out = {.height = read[0], .width = read[1]};
+        return status;
       },
-      [side](const ImageSize& size, nlohmann::ordered_json* out) {
-        WriteList(
-            2,
-            [&](size_t i, auto* each) {
-              side.write(i == 0 ? size.height : size.width, each);
-            },
-            out);
+      [sides](const ImageSize& size, nlohmann::ordered_json* out) {
+        sides.write({size.height, size.width}, out);
       }};
 }
 
@@ -56,13 +80,8 @@ ValueType<FeatureNames> FeatureNamesType() {
           }};
 }
 
-// Absent if there is none.
 ValueType<FeatureNames> MaskNamesType() {
-  ValueType<FeatureNames> type = FeatureNamesType();
-  type.write = [write = type.write](const FeatureNames& names, auto* out) {
-    if (!names.empty()) write(names, out);
-  };
-  return type;
+  return LeftOutAt({}, FeatureNamesType());
 }
 
 ValueType<Layout> LayoutType() {
@@ -70,23 +89,7 @@ ValueType<Layout> LayoutType() {
 }
 
 ValueType<Range> Interval(double min, double max) {
-  const ValueType<double> number = Number(min, max);
-  return {
-      "a list [low, high]",
-      [number](const YamlValue& value, std::string_view wanted, Range* out) {
-        PENSTOCK_RETURN_IF_ERROR(value.CheckSequence(2, 2, wanted));
-        for (size_t i = 0; i < 2; ++i) {
-          PENSTOCK_RETURN_IF_ERROR(number.Read(value.Item(i), &(*out)[i]));
-        }
-        if ((*out)[0] <= (*out)[1]) return OkStatus();
-        return value.Error(
-            Format("[low, high]: {} is above {}", (*out)[0], (*out)[1]));
-      },
-      [number](const Range& interval, nlohmann::ordered_json* out) {
-        WriteList(
-            2, [&](size_t i, auto* each) { number.write(interval[i], each); },
-            out);
-      }};
+  return Ordered(Several<2>(Number(min, max), "a list [low, high]"));
 }
 
 ValueType<Range> IntervalAround(double centre, double min, double max) {
@@ -126,53 +129,14 @@ ValueType<PadMode> PadModeType() {
                          {"symmetric", PadMode::kSymmetric}});
 }
 
-namespace {
-
-// N numbers, or one for all.
-template <size_t N>
-ValueType<std::array<int64_t, N>> Several(std::string wanted,
-                                          ValueType<int64_t> number) {
-  using Numbers = std::array<int64_t, N>;
-  return {
-      std::move(wanted),
-      [number](const YamlValue& value, std::string_view wanted, Numbers* out) {
-        if (value.IsScalar()) {
-          const Status status = number.Read(value, &(*out)[0]);
-          out->fill((*out)[0]);
-          return status;
-        }
-        PENSTOCK_RETURN_IF_ERROR(value.CheckSequence(N, N, wanted));
-        for (size_t i = 0; i < N; ++i) {
-          PENSTOCK_RETURN_IF_ERROR(number.Read(value.Item(i), &(*out)[i]));
-        }
-        return OkStatus();
-      },
-      [number](const Numbers& numbers, nlohmann::ordered_json* out) {
-        WriteList(
-            N, [&](size_t i, auto* each) { number.write(numbers[i], each); },
-            out);
-      }};
-}
-
-}  // namespace
-
 ValueType<std::array<int64_t, 4>> FourSides() {
-  return Several<4>("a list [left, top, right, bottom], or one number",
-                    WholeNumber<int64_t>(0, 65535));
+  return OneForAll<4>(WholeNumber<int64_t>(0, kImageSideMax),
+                      "a list [left, top, right, bottom], or one number");
 }
 
 ValueType<std::array<int64_t, 2>> WholeRange(int64_t min, int64_t max) {
-  auto range = Several<2>("a whole number, or a list [low, high]",
-                          WholeNumber<int64_t>(min, max));
-  range.read = [read = range.read](const YamlValue& value,
-                                   std::string_view wanted,
-                                   std::array<int64_t, 2>* out) {
-    PENSTOCK_RETURN_IF_ERROR(read(value, wanted, out));
-    if ((*out)[0] <= (*out)[1]) return OkStatus();
-    return value.Error(
-        Format("[low, high]: {} is above {}", (*out)[0], (*out)[1]));
-  };
-  return range;
+  return Ordered(OneForAll<2>(WholeNumber<int64_t>(min, max),
+                              "a whole number, or a list [low, high]"));
 }
 
 ValueType<Fill> FillType() {
@@ -190,7 +154,5 @@ ValueType<int64_t> MaskFillType() {
   constexpr auto kMax = static_cast<int64_t>(kExactMax);
   return WholeNumber<int64_t>(-kMax, kMax);
 }
-
-ValueType<double> ProbabilityType() { return Number(0, 1); }
 
 }  // namespace penstock

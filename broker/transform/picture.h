@@ -3,7 +3,10 @@
 #define BROKER_TRANSFORM_PICTURE_H_
 
 #include <array>
+#include <concepts>
+#include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <initializer_list>
 #include <string>
 #include <utility>
@@ -13,12 +16,15 @@
 
 namespace penstock {
 
+class AugmentationDraws;
+class Canvas;
 class PathBuilder;
 template <typename T>
 class Declaration;
 template <typename V>
 struct ValueType;
 
+inline constexpr int64_t kImageSideMax = 65535;  // JPEG's limit
 struct ImageSize {
   int64_t height = 0;
   int64_t width = 0;
@@ -46,10 +52,16 @@ inline FeatureNames DefaultLabel() { return {kDefaultLabel}; }
 ValueType<FeatureNames> FeatureNamesType();
 // The same, of a key that may be absent.
 ValueType<FeatureNames> MaskNamesType();
-inline constexpr char kFeatureText[] = "the feature it changes, or a list";
 // The masks of an op that moves pixels: features whose pixels are moved with
 // the others', and whose values stay as they are.
-inline constexpr char kMaskText[] = "masks of it: moved alike, values kept";
+template <typename Op>
+concept TakesMasks = requires(const Op& op) {
+  { op.mask } -> std::same_as<const FeatureNames&>;
+};
+
+// What an op does to a picture of bytes in place, as its draws say.
+using PictureStep =
+    std::function<void(const AugmentationDraws& draws, Canvas& canvas)>;
 
 // low <= high; a number is drawn uniformly between them.
 using Range = std::array<double, 2>;
@@ -62,8 +74,6 @@ ValueType<Range> IntervalAround(double centre, double min, double max);
 enum class Interpolation { kNearest, kBilinear, kBicubic, kLanczos };
 ValueType<Interpolation> InterpolationType(
     std::initializer_list<Interpolation> allowed);
-inline constexpr char kInterpolationText[] =
-    "of pictures; masks take the nearest pixel";
 
 // What is beside a picture.
 enum class PadMode { kConstant, kEdge, kReflect, kSymmetric };
@@ -84,24 +94,6 @@ ValueType<Fill> FillType();
 inline constexpr char kFillText[] =
     "0 to 255, where there is no picture; one for all channels, or each";
 ValueType<int64_t> MaskFillType();
-inline constexpr char kMaskFillText[] =
-    "the same of masks: 255 is often ignored";
-inline constexpr char kCenterText[] =
-    "[x, y] in pixels, which stays; by default the picture's";
-
-// The probability of an op that is applied to a part of the rows.
-ValueType<double> ProbabilityType();
-inline constexpr char kProbabilityText[] = "that of changing a picture";
-
-// As type, but the canonical form leaves this value out: that of a key which
-// has joined a mapping later, so that journals' specs stay as they are.
-template <typename V>
-ValueType<V> LeftOutAt(V value, ValueType<V> type) {
-  type.write = [value, write = std::move(type.write)](const V& of, auto* out) {
-    if (!(of == value)) write(of, out);
-  };
-  return type;
-}
 
 }  // namespace penstock
 #endif  // BROKER_TRANSFORM_PICTURE_H_

@@ -5,9 +5,6 @@
 #include <string_view>
 
 #include "broker/transform/jpeg_decoder.h"
-#include "broker/transform/png_decoder.h"
-#include "broker/transform/tiff_decoder.h"
-#include "broker/transform/webp_decoder.h"
 
 namespace penstock {
 namespace {
@@ -56,13 +53,13 @@ std::unique_ptr<PictureDecoder> DecoderOf(std::string_view file) {
   if (file.starts_with("\xff\xd8\xff"sv) || file == "\xff\xd8"sv) {
     return std::make_unique<JpegDecoder>();
   }
-  if (file.starts_with("\x89PNG"sv)) return std::make_unique<PngDecoder>();
+  if (file.starts_with("\x89PNG"sv)) return MakePngDecoder();
   if (file.starts_with("RIFF"sv) && file.substr(0, 12).ends_with("WEBP"sv)) {
-    return std::make_unique<WebpDecoder>();
+    return MakeWebpDecoder();
   }
   for (const std::string_view tiff :
        {"II*\0"sv, "MM\0*"sv, "II+\0"sv, "MM\0+"sv}) {
-    if (file.starts_with(tiff)) return std::make_unique<TiffDecoder>();
+    if (file.starts_with(tiff)) return MakeTiffDecoder();
   }
   return nullptr;
 }

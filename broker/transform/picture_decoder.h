@@ -62,6 +62,12 @@ class PictureDecoder {
   virtual JpegDecoder* AsJpeg() { return nullptr; }
 };
 
+// The decoders of formats that have nothing of their own, as JPEG has
+// (jpeg_decoder.h).
+std::unique_ptr<PictureDecoder> MakePngDecoder();
+std::unique_ptr<PictureDecoder> MakeTiffDecoder();
+std::unique_ptr<PictureDecoder> MakeWebpDecoder();
+
 // The decoder of the file's format, which has begun. DataLoss also: of none of
 // the formats; says what it looks like.
 StatusOr<std::unique_ptr<PictureDecoder>> OpenPicture(

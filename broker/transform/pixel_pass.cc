@@ -109,44 +109,24 @@ void LookUpValues(const std::byte* table, const std::byte* in,
   }
 }
 
-ValueKernel LookUpKernel(uint32_t value_bytes) {
-  switch (value_bytes) {
+// f of a value of so many bytes.
+template <typename F>
+ValueKernel OfWord(uint32_t bytes, F f) {
+  switch (bytes) {
     case 1:
-      return &LookUpValues<uint8_t>;
+      return f(uint8_t{});
     case 2:
-      return &LookUpValues<uint16_t>;
+      return f(uint16_t{});
     case 4:
-      return &LookUpValues<uint32_t>;
+      return f(uint32_t{});
     default:
-      return &LookUpValues<uint64_t>;
+      return f(uint64_t{});
   }
 }
 
-template <typename From>
-ValueKernel CastKernelFrom(DType to) {
-  switch (to) {
-    case DType::kUint8:
-      return &CastValues<From, uint8_t>;
-    case DType::kInt8:
-      return &CastValues<From, int8_t>;
-    case DType::kInt16:
-      return &CastValues<From, int16_t>;
-    case DType::kInt32:
-      return &CastValues<From, int32_t>;
-    case DType::kInt64:
-      return &CastValues<From, int64_t>;
-    case DType::kFloat16:
-      return &CastValues<From, Float16>;
-    case DType::kBFloat16:
-      return &CastValues<From, BFloat16>;
-    case DType::kFloat32:
-      return &CastValues<From, float>;
-    case DType::kFloat64:
-      return &CastValues<From, double>;
-    case DType::kBool:
-      return &CastValues<From, bool>;
-  }
-  return nullptr;
+ValueKernel LookUpKernel(uint32_t value_bytes) {
+  return OfWord(value_bytes,
+                []<typename Word>(Word) { return &LookUpValues<Word>; });
 }
 
 // Returns the kernel's results for all values of an 8-bit input.
@@ -161,42 +141,19 @@ std::vector<std::byte> Tabulate(ValueKernel kernel, uint32_t value_bytes) {
 }  // namespace
 
 ValueKernel CopyKernel(uint32_t value_bytes) {
-  switch (value_bytes) {
-    case 1:
-      return &CopyValues<uint8_t>;
-    case 2:
-      return &CopyValues<uint16_t>;
-    case 4:
-      return &CopyValues<uint32_t>;
-    default:
-      return &CopyValues<uint64_t>;
-  }
+  return OfWord(value_bytes,
+                []<typename Word>(Word) { return &CopyValues<Word>; });
 }
 
 ValueKernel CastKernel(DType from, DType to) {
   if (from == to) return CopyKernel(DTypeBytes(from));
-  switch (from) {
-    case DType::kBool:  // its bytes are 0 and 1, but Tabulate passes all values
-    case DType::kUint8:
-      return CastKernelFrom<uint8_t>(to);
-    case DType::kInt8:
-      return CastKernelFrom<int8_t>(to);
-    case DType::kInt16:
-      return CastKernelFrom<int16_t>(to);
-    case DType::kInt32:
-      return CastKernelFrom<int32_t>(to);
-    case DType::kInt64:
-      return CastKernelFrom<int64_t>(to);
-    case DType::kFloat16:
-      return CastKernelFrom<Float16>(to);
-    case DType::kBFloat16:
-      return CastKernelFrom<BFloat16>(to);
-    case DType::kFloat32:
-      return CastKernelFrom<float>(to);
-    case DType::kFloat64:
-      return CastKernelFrom<double>(to);
-  }
-  return nullptr;
+  return WithType(from, [to]<typename From>(From) {
+    return WithType(to, []<typename To>(To) -> ValueKernel {
+      // A bool's bytes are 0 and 1, but Tabulate passes all values.
+      constexpr bool kIsBool = std::is_same_v<From, bool>;
+      return &CastValues<std::conditional_t<kIsBool, uint8_t, From>, To>;
+    });
+  });
 }
 
 PixelPass::PixelPass(DType dtype, int64_t height, int64_t width,

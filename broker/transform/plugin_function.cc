@@ -1,5 +1,3 @@
-#include "broker/transform/plugin_function.h"
-
 #include <dlfcn.h>
 #include <sys/stat.h>
 
@@ -8,13 +6,13 @@
 #include <utility>
 
 #include "broker/declare/declaration.h"
+#include "broker/transform/row_function.h"
 #include "client/penstock_plugin.h"
 
 namespace penstock {
 namespace {
 
 constexpr size_t kErrorBytes = 1024;
-constexpr size_t kAlign = 64;
 
 // Never unloaded: its threads or exit handlers may run anywhere.
 struct Library {
@@ -87,11 +85,12 @@ class PluginCaller final : public RowFunction::Caller {
       std::span<const uint64_t> bytes) override {
     PENSTOCK_ASSIGN_OR_RETURN(const RowLayout layout,
                               PlanRow(bytes, outputs_spec_));
-    if (layout.bytes + kAlign > memory_.size()) {
-      memory_ = std::vector<std::byte>(layout.bytes + kAlign);
+    if (layout.bytes + kFunctionAlign > memory_.size()) {
+      memory_ = std::vector<std::byte>(layout.bytes + kFunctionAlign);
     }
     const auto address = reinterpret_cast<uintptr_t>(memory_.data());
-    std::byte* const begin = memory_.data() + (kAlign - address % kAlign);
+    std::byte* const begin =
+        memory_.data() + (kFunctionAlign - address % kFunctionAlign);
     places_.clear();
     for (size_t i = 0; i < bytes.size(); ++i) {
       places_.push_back(begin + layout.input_offsets[i]);
@@ -185,7 +184,7 @@ const Declaration<PluginOp>& PluginOp::Declared() {
           .Required("function", &PluginOp::function,
                     Text("the name of a C function", IsCName),
                     "as in PENSTOCK_PLUGIN_FUNCTION")
-          .Optional("features", &PluginOp::features, OutputsType(),
+          .Optional("features", &PluginOp::features, Maybe(Features()),
                     kOutputsText);
   return declared;
 }

@@ -6,8 +6,7 @@
 #include <string>
 #include <utility>
 
-#include "broker/declare/declaration.h"
-#include "broker/transform/gamma.h"
+#include "broker/transform/op_declaration.h"
 #include "broker/transform/path_builder.h"
 
 namespace penstock {
@@ -211,55 +210,6 @@ void Mix(const AugMixOp& op, const Sampling& sampling,
   canvas.TakeNext();
 }
 
-// ---- what they have in common
-
-PictureStep StepOf(const RandAugmentOp& op, Sampling sampling) {
-  return [operations = op.operations, bins = op.bins, bin = op.magnitude,
-          sampling = std::move(sampling)](const AugmentationDraws& draws,
-                                          Canvas& canvas) {
-    for (int64_t i = 0; i < operations; ++i) {
-      const auto draw = static_cast<uint32_t>(2 * i);
-      Augment(static_cast<Augmentation>(draws.Choice(draw, kAugmentations)),
-              kRandSpace, bins, bin, draws.Uniform(draw + 1) < 0.5, sampling,
-              &canvas);
-    }
-  };
-}
-
-PictureStep StepOf(const TrivialAugmentOp& op, Sampling sampling) {
-  return [bins = op.bins, sampling = std::move(sampling)](
-             const AugmentationDraws& draws, Canvas& canvas) {
-    Augment(static_cast<Augmentation>(draws.Choice(0, kAugmentations)),
-            kWideSpace, bins, draws.Choice(1, bins), draws.Uniform(2) < 0.5,
-            sampling, &canvas);
-  };
-}
-
-PictureStep StepOf(const AugMixOp& op, Sampling sampling) {
-  return [op, sampling = std::move(sampling)](const AugmentationDraws& draws,
-                                              Canvas& canvas) {
-    Mix(op, sampling, draws, canvas);
-  };
-}
-
-template <typename Op>
-Status AddPolicy(const Op& op, PathBuilder* path, uint32_t number) {
-  PENSTOCK_RETURN_IF_ERROR(path->CheckPicture(op.Declared().name()));
-  PENSTOCK_ASSIGN_OR_RETURN(std::vector<std::byte> fill,
-                            path->FillPixel(op.fill));
-  path->AddPictureStep(number, StepOf(op, {op.interpolation, std::move(fill)}));
-  return OkStatus();
-}
-
-template <typename Op>
-Status AddMaskPolicy(const Op& op, PathBuilder* path, uint32_t number) {
-  PENSTOCK_ASSIGN_OR_RETURN(std::vector<std::byte> fill,
-                            path->MaskFillPixel(op.mask_fill));
-  path->AddMaskStep(number,
-                    StepOf(op, {Interpolation::kNearest, std::move(fill)}));
-  return OkStatus();
-}
-
 Status CheckMagnitude(const YamlValue& value, RandAugmentOp* op) {
   if (op->magnitude < op->bins) return OkStatus();
   return value.Optional("magnitude")
@@ -270,15 +220,11 @@ Status CheckMagnitude(const YamlValue& value, RandAugmentOp* op) {
 }  // namespace
 
 const Declaration<RandAugmentOp>& RandAugmentOp::Declared() {
-  static const auto declared =
-      Declaration<RandAugmentOp>("rand_augment",
-                                 "Applies random operations of one magnitude: "
-                                 "torchvision's RandAugment.")
-          .Gives("uint8 picture → the same")
+  static const auto declared = WithFill(
+      PictureOp<RandAugmentOp>("rand_augment",
+                               "Applies random operations of one magnitude: "
+                               "torchvision's RandAugment.")
           .Example("{operations: 2, magnitude: 9}")
-          .Optional("feature", &RandAugmentOp::feature, FeatureNamesType(),
-                    kFeatureText)
-          .Optional("mask", &RandAugmentOp::mask, MaskNamesType(), kMaskText)
           .Optional("operations", &RandAugmentOp::operations,
                     WholeNumber<int64_t>(0, kOperationsMax),
                     "how many, one after another")
@@ -290,60 +236,53 @@ const Declaration<RandAugmentOp>& RandAugmentOp::Declared() {
                     "how many strengths there are")
           .Optional("interpolation", &RandAugmentOp::interpolation,
                     WarpInterpolationType(), "of operations that move pixels")
-          .Optional("fill", &RandAugmentOp::fill, FillType(), kFillText)
-          .Optional("mask_fill", &RandAugmentOp::mask_fill, MaskFillType(),
-                    kMaskFillText)
-          .Check(CheckMagnitude);
+          .Check(CheckMagnitude));
   return declared;
 }
 
-Status RandAugmentOp::AddTo(PathBuilder* path, uint32_t number) const {
-  return AddPolicy(*this, path, number);
-}
-
-Status RandAugmentOp::AddToMask(PathBuilder* path, uint32_t number) const {
-  return AddMaskPolicy(*this, path, number);
+PictureStep RandAugmentOp::Step(std::vector<std::byte> outside) const {
+  return [operations = operations, bins = bins, bin = magnitude,
+          sampling = Sampling{interpolation, std::move(outside)}](
+             const AugmentationDraws& draws, Canvas& canvas) {
+    for (int64_t i = 0; i < operations; ++i) {
+      const auto draw = static_cast<uint32_t>(2 * i);
+      Augment(static_cast<Augmentation>(draws.Choice(draw, kAugmentations)),
+              kRandSpace, bins, bin, draws.Uniform(draw + 1) < 0.5, sampling,
+              &canvas);
+    }
+  };
 }
 
 const Declaration<TrivialAugmentOp>& TrivialAugmentOp::Declared() {
-  static const auto declared =
-      Declaration<TrivialAugmentOp>(
+  static const auto declared = WithFill(
+      PictureOp<TrivialAugmentOp>(
           "trivial_augment",
           "Applies one random operation of random magnitude: torchvision's "
           "TrivialAugmentWide.")
-          .Gives("uint8 picture → the same")
           .Example("{}")
-          .Optional("feature", &TrivialAugmentOp::feature, FeatureNamesType(),
-                    kFeatureText)
-          .Optional("mask", &TrivialAugmentOp::mask, MaskNamesType(), kMaskText)
           .Optional("bins", &TrivialAugmentOp::bins,
                     WholeNumber<int64_t>(1, kBinsMax),
                     "how many strengths there are")
           .Optional("interpolation", &TrivialAugmentOp::interpolation,
-                    WarpInterpolationType(), "of operations that move pixels")
-          .Optional("fill", &TrivialAugmentOp::fill, FillType(), kFillText)
-          .Optional("mask_fill", &TrivialAugmentOp::mask_fill, MaskFillType(),
-                    kMaskFillText);
+                    WarpInterpolationType(), "of operations that move pixels"));
   return declared;
 }
 
-Status TrivialAugmentOp::AddTo(PathBuilder* path, uint32_t number) const {
-  return AddPolicy(*this, path, number);
-}
-
-Status TrivialAugmentOp::AddToMask(PathBuilder* path, uint32_t number) const {
-  return AddMaskPolicy(*this, path, number);
+PictureStep TrivialAugmentOp::Step(std::vector<std::byte> outside) const {
+  return [bins = bins, sampling = Sampling{interpolation, std::move(outside)}](
+             const AugmentationDraws& draws, Canvas& canvas) {
+    Augment(static_cast<Augmentation>(draws.Choice(0, kAugmentations)),
+            kWideSpace, bins, draws.Choice(1, bins), draws.Uniform(2) < 0.5,
+            sampling, &canvas);
+  };
 }
 
 const Declaration<AugMixOp>& AugMixOp::Declared() {
   static const auto declared =
-      Declaration<AugMixOp>("aug_mix",
-                            "Mixes a picture with chains of random operations "
-                            "on it: torchvision's AugMix.")
-          .Gives("uint8 picture → the same")
+      PictureOp<AugMixOp>("aug_mix",
+                          "Mixes a picture with chains of random operations "
+                          "on it: torchvision's AugMix.")
           .Example("{severity: 3, width: 3}")
-          .Optional("feature", &AugMixOp::feature, FeatureNamesType(),
-                    kFeatureText)
           .Optional("severity", &AugMixOp::severity,
                     WholeNumber<int64_t>(1, kSeverityMax),
                     "the greatest strength of an operation")
@@ -362,8 +301,11 @@ const Declaration<AugMixOp>& AugMixOp::Declared() {
   return declared;
 }
 
-Status AugMixOp::AddTo(PathBuilder* path, uint32_t number) const {
-  return AddPolicy(*this, path, number);
+PictureStep AugMixOp::Step(std::vector<std::byte> outside) const {
+  return [op = *this, sampling = Sampling{interpolation, std::move(outside)}](
+             const AugmentationDraws& draws, Canvas& canvas) {
+    Mix(op, sampling, draws, canvas);
+  };
 }
 
 }  // namespace penstock

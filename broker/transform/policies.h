@@ -28,8 +28,7 @@ struct RandAugmentOp {
   bool operator==(const RandAugmentOp&) const = default;
 
   static const Declaration<RandAugmentOp>& Declared();
-  Status AddTo(PathBuilder* path, uint32_t number) const;
-  Status AddToMask(PathBuilder* path, uint32_t number) const;
+  PictureStep Step(std::vector<std::byte> fill) const;
 };
 
 // v2.TrivialAugmentWide. Draw 0: which operation, 1: the bin of its magnitude,
@@ -45,14 +44,14 @@ struct TrivialAugmentOp {
   bool operator==(const TrivialAugmentOp&) const = default;
 
   static const Declaration<TrivialAugmentOp>& Declared();
-  Status AddTo(PathBuilder* path, uint32_t number) const;
-  Status AddToMask(PathBuilder* path, uint32_t number) const;
+  PictureStep Step(std::vector<std::byte> fill) const;
 };
 
-// v2.AugMix. Of its weights, number g is gamma variate g of alpha (gamma.h),
-// divided by their sum: g = 0 and 1 are those of the picture and of the
-// mixture, 2 + i that of chain i in it. Chain i begins at draw 4096 + 64i: its
-// depth, and three draws as in TrivialAugmentOp for each of its operations.
+// v2.AugMix. Of its weights, number g is gamma variate g of alpha
+// (augmentation.h), divided by their sum: g = 0 and 1 are those of the picture
+// and of the mixture, 2 + i that of chain i in it. Chain i begins at draw 4096
+// + 64i: its depth, and three draws as in TrivialAugmentOp for each of its
+// operations.
 struct AugMixOp {
   static constexpr bool kMovesPixels = true;
   FeatureNames feature = DefaultFeature();
@@ -66,7 +65,7 @@ struct AugMixOp {
   bool operator==(const AugMixOp&) const = default;
 
   static const Declaration<AugMixOp>& Declared();
-  Status AddTo(PathBuilder* path, uint32_t number) const;
+  PictureStep Step(std::vector<std::byte> fill) const;
 };
 
 }  // namespace penstock

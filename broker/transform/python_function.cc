@@ -1,6 +1,4 @@
 // Each worker's Caller has its own process, which is restarted when it dies.
-#include "broker/transform/python_function.h"
-
 #include <algorithm>
 #include <cstring>
 #include <nlohmann/json.hpp>
@@ -9,6 +7,7 @@
 #include "broker/base/log.h"
 #include "broker/declare/declaration.h"
 #include "broker/transform/python_function_program.h"
+#include "broker/transform/row_function.h"
 #include "broker/user_code/python_process.h"
 
 namespace penstock {
@@ -145,7 +144,7 @@ const Declaration<PythonOp>& PythonOp::Declared() {
           .Required("function", &PythonOp::function,
                     Text("\"package.module:function\"", IsFunctionName),
                     "found in the broker's python_path")
-          .Optional("features", &PythonOp::features, OutputsType(),
+          .Optional("features", &PythonOp::features, Maybe(Features()),
                     kOutputsText);
   return declared;
 }
@@ -160,12 +159,10 @@ StatusOr<std::unique_ptr<RowFunction>> PythonOp::Open(
   nlohmann::json argument = {{"function", function},
                              {"inputs", nlohmann::json::array()},
                              {"outputs", nlohmann::json::array()}};
+  std::vector<uint64_t> bytes;
   for (const RawFeature& input : inputs) {
     argument["inputs"].push_back(ToJson(input.feature));
     argument["inputs"].back()["encoded"] = input.encoded;
-  }
-  std::vector<uint64_t> bytes;
-  for (const RawFeature& input : inputs) {
     bytes.push_back(input.encoded ? 0 : input.feature.RowBytes());
   }
   PENSTOCK_RETURN_IF_ERROR(PlanRow(bytes, outputs).status());

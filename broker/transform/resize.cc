@@ -5,15 +5,13 @@
 #include <optional>
 #include <utility>
 
-#include "broker/declare/declaration.h"
-#include "broker/transform/nearest.h"
+#include "broker/transform/op_declaration.h"
 #include "broker/transform/path_builder.h"
 #include "broker/transform/window.h"
 
 namespace penstock {
 namespace {
 
-constexpr int64_t kSideMax = 65535;
 constexpr char kResizeInterpolationText[] =
     "of pictures, by default bilinear; masks take the nearest pixel";
 const std::initializer_list<Interpolation> kFilters = {
@@ -105,7 +103,7 @@ Status CheckView(const Recipe& recipe) {
 template <typename ThisStage>
 Status AddView(PathBuilder* path, Recipe recipe) {
   const Feature feature = path->feature();
-  recipe.from = {.height = feature.shape[0], .width = feature.shape[1]};
+  recipe.from = path->size();
   PENSTOCK_RETURN_IF_ERROR(CheckView(recipe));
   std::vector<int64_t> shape = feature.shape;
   shape[0] = recipe.size.height;
@@ -130,7 +128,7 @@ Status AddResize(PathBuilder* path, std::string_view op, Recipe recipe,
     return InvalidArgumentError("wants pixels of 1 to {} channels, found {}",
                                 Resampler::kChannelsMax, feature.ToString());
   }
-  PENSTOCK_ASSIGN_OR_RETURN(recipe.fill, path->FillPixel(fill));
+  PENSTOCK_ASSIGN_OR_RETURN(recipe.fill, PixelOf(fill, path->channels()));
   return recipe.interpolation == Interpolation::kNearest
              ? AddView<NearestStage>(path, std::move(recipe))
              : AddView<ResizeStage>(path, std::move(recipe));
@@ -187,10 +185,18 @@ Recipe RecipeOf(const CropOp& op, uint32_t number) {
           .mode = PaddingOf(op.crop).mode};
 }
 
+Status CheckSides(const PathBuilder& path, const ImageSize& size) {
+  if (size.height <= kImageSideMax && size.width <= kImageSideMax) {
+    return OkStatus();
+  }
+  return InvalidArgumentError("{} would become {} x {}; a side has at most {}",
+                              path.feature().ToString(), size.height,
+                              size.width, kImageSideMax);
+}
+
 StatusOr<Recipe> RecipeOf(const ResizeOp& op, const PathBuilder& path) {
   PENSTOCK_RETURN_IF_ERROR(path.CheckImage());
-  const std::vector<int64_t>& shape = path.feature().shape;
-  const ImageSize from = {.height = shape[0], .width = shape[1]};
+  const ImageSize from = path.size();
   ImageSize size = op.size;
   if (from.height < 1 || from.width < 1) {
     return InvalidArgumentError("wants pixels, found {}",
@@ -198,40 +204,32 @@ StatusOr<Recipe> RecipeOf(const ResizeOp& op, const PathBuilder& path) {
   }
   if (op.shorter > 0) size = WithShorterSide(from, op.shorter);
   if (op.within.height > 0) size = Within(from, op.within);
-  if (size.height > kSideMax || size.width > kSideMax) {
-    return InvalidArgumentError(
-        "{} would become {} x {}; a side has at most {}",
-        path.feature().ToString(), size.height, size.width, kSideMax);
-  }
+  PENSTOCK_RETURN_IF_ERROR(CheckSides(path, size));
   return Recipe{.size = size, .interpolation = op.interpolation};
 }
 
 // As a crop that takes the whole picture and what is beside it.
 StatusOr<Recipe> RecipeOf(const PadOp& op, const PathBuilder& path) {
   PENSTOCK_RETURN_IF_ERROR(path.CheckImage());
-  const std::vector<int64_t>& shape = path.feature().shape;
+  const auto [height, width] = path.size();
   RandomPixels pixels;
   static_cast<Padding&>(pixels) = op;
   pixels.padding = op.by;
-  ImageSize size = {.height = shape[0] + op.by[1] + op.by[3],
-                    .width = shape[1] + op.by[0] + op.by[2]};
+  ImageSize size = {.height = height + op.by[1] + op.by[3],
+                    .width = width + op.by[0] + op.by[2]};
   if (op.size.height > 0) {
     size = op.size;
-    if (size.height < shape[0] || size.width < shape[1]) {
+    if (size.height < height || size.width < width) {
       return InvalidArgumentError(
           "size {} x {} is smaller than {}; use crop with center_pixels",
           size.height, size.width, path.feature().ToString());
     }
-    pixels.padding[1] = (size.height - shape[0]) / 2;
-    pixels.padding[0] = (size.width - shape[1]) / 2;
-    pixels.padding[3] = size.height - shape[0] - pixels.padding[1];
-    pixels.padding[2] = size.width - shape[1] - pixels.padding[0];
+    pixels.padding[1] = (size.height - height) / 2;
+    pixels.padding[0] = (size.width - width) / 2;
+    pixels.padding[3] = size.height - height - pixels.padding[1];
+    pixels.padding[2] = size.width - width - pixels.padding[0];
   }
-  if (size.height > kSideMax || size.width > kSideMax) {
-    return InvalidArgumentError(
-        "{} would become {} x {}; a side has at most {}",
-        path.feature().ToString(), size.height, size.width, kSideMax);
-  }
+  PENSTOCK_RETURN_IF_ERROR(CheckSides(path, size));
   return Recipe{.crop = pixels, .size = size, .mode = op.mode};
 }
 
@@ -241,13 +239,9 @@ StatusOr<Recipe> RecipeOf(const PadOp& op, const PathBuilder& path) {
 
 const Declaration<CropOp>& CropOp::Declared() {
   static const auto declared =
-      Declaration<CropOp>("crop",
-                          "Cuts a part out of a picture and resizes it.")
+      FeatureOp<CropOp>("crop", "Cuts a part out of a picture and resizes it.")
           .Gives("uint8 picture → size")
           .Example("{center: {fraction: 0.875}, size: 224}")
-          .Optional("feature", &CropOp::feature, FeatureNamesType(),
-                    kFeatureText)
-          .Optional("mask", &CropOp::mask, MaskNamesType(), kMaskText)
           .OneOfKinds(&CropOp::crop)
           .Required("size", &CropOp::size, ImageSizeType(), kSizeText)
           .Optional(
@@ -269,17 +263,15 @@ Status CropOp::AddToMask(PathBuilder* path, uint32_t number) const {
 
 const Declaration<ResizeOp>& ResizeOp::Declared() {
   static const auto declared =
-      Declaration<ResizeOp>("resize", "Resizes a picture, antialiased.")
+      FeatureOp<ResizeOp>("resize", "Resizes a picture, antialiased.")
           .Gives("uint8 picture → its new size")
           .Example("{size: [32, 48]}")
-          .Optional("feature", &ResizeOp::feature, FeatureNamesType(),
-                    kFeatureText)
-          .Optional("mask", &ResizeOp::mask, MaskNamesType(), kMaskText)
           .Optional("size", &ResizeOp::size, LeftOutAt({}, ImageSizeType()),
                     kSizeText)
-          .Optional("shorter", &ResizeOp::shorter,
-                    LeftOutAt<int64_t>(0, WholeNumber<int64_t>(1, kSideMax)),
-                    "instead: of its shorter side, the other in proportion")
+          .Optional(
+              "shorter", &ResizeOp::shorter,
+              LeftOutAt<int64_t>(0, WholeNumber<int64_t>(1, kImageSideMax)),
+              "instead: of its shorter side, the other in proportion")
           .Optional("within", &ResizeOp::within, LeftOutAt({}, ImageSizeType()),
                     "instead: it is made smaller in proportion until it fits")
           .Optional(
@@ -303,21 +295,15 @@ Status ResizeOp::AddToMask(PathBuilder* path, uint32_t) const {
 // ---- pad
 
 const Declaration<PadOp>& PadOp::Declared() {
-  static const auto declared =
-      Declaration<PadOp>("pad", "Adds pixels beside a picture.")
+  static const auto declared = WithFill(
+      FeatureOp<PadOp>("pad", "Adds pixels beside a picture.")
           .Gives("uint8 picture → its new size")
           .Example("{by: 4, mode: reflect}")
-          .Optional("feature", &PadOp::feature, FeatureNamesType(),
-                    kFeatureText)
-          .Optional("mask", &PadOp::mask, MaskNamesType(), kMaskText)
           .Optional("by", &PadOp::by, FourSides(), "how many on each side")
           .Optional("size", &PadOp::size, LeftOutAt({}, ImageSizeType()),
                     "instead: of the result, the picture in its middle")
           .Optional("mode", &PadOp::mode, PadModeType(), kPadModeText)
-          .Optional("fill", &PadOp::fill, FillType(), kFillText)
-          .Optional("mask_fill", &PadOp::mask_fill, MaskFillType(),
-                    kMaskFillText)
-          .Check(CheckOneAmount);
+          .Check(CheckOneAmount));
   return declared;
 }
 

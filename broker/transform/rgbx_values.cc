@@ -6,7 +6,7 @@
 #include <cmath>
 #include <cstring>
 
-#include "broker/transform/half.h"
+#include "broker/transform/values.h"
 
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "broker/transform/rgbx_values.cc"
@@ -215,19 +215,12 @@ float Moved(float value, int ulps) {
                               static_cast<uint32_t>(ulps));
 }
 
-template <typename T>
-T At(const std::byte* table, int index) {
-  T value;
-  std::memcpy(&value, table + index * sizeof(T), sizeof(T));
-  return value;
-}
-
 bool Through(const std::byte* table, DType dtype, float scale, float bias) {
   for (int v = 0; v < 256; ++v) {
     const float value = static_cast<float>(v) * scale + bias;
     const uint16_t bits = dtype == DType::kFloat16 ? ToFloat16(value).bits
                                                    : ToBFloat16(value).bits;
-    if (bits != At<uint16_t>(table, v)) return false;
+    if (bits != Load<uint16_t>(table + v * sizeof(bits))) return false;
   }
   return true;
 }
@@ -235,7 +228,8 @@ bool Through(const std::byte* table, DType dtype, float scale, float bias) {
 bool Through(const std::byte* table, double scale, double bias) {
   for (int v = 0; v < 256; ++v) {
     const float value = static_cast<float>(v * scale + bias);
-    if (std::bit_cast<uint32_t>(value) != At<uint32_t>(table, v)) return false;
+    const auto bits = std::bit_cast<uint32_t>(value);
+    if (bits != Load<uint32_t>(table + v * sizeof(bits))) return false;
   }
   return true;
 }

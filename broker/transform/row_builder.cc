@@ -97,7 +97,7 @@ Status RowBuilder::AddStep(const std::vector<PathBuilder*>& taken,
     PENSTOCK_RETURN_IF_ERROR(each->Finish(true, &path.stages, &form));
     path.to = path.stages.empty() ? path.from : slots_++;
     step.from.push_back(path.to);
-    if (!path.stages.empty()) actions_.push_back({std::move(path), {}});
+    if (!path.stages.empty()) plan_.actions.push_back({std::move(path), {}});
   }
   std::vector<std::unique_ptr<PathBuilder>> made;
   for (const Feature& feature : put) {
@@ -108,7 +108,7 @@ Status RowBuilder::AddStep(const std::vector<PathBuilder*>& taken,
     step.to_bytes.push_back(feature.RowBytes());
   }
   step.stage = std::move(stage);
-  actions_.push_back({{}, std::move(step)});
+  plan_.actions.push_back({{}, std::move(step)});
   // Behind the place, so that it stays where it is.
   paths_.insert(paths_.begin() + static_cast<ptrdiff_t>(place) + 1,
                 std::make_move_iterator(made.begin()),
@@ -135,27 +135,22 @@ Status RowBuilder::CheckNames() const {
 }
 
 void RowBuilder::AddPairStep(std::vector<PathBuilder*> features, PairMix mix) {
-  PairStep& step = pair_steps_.emplace_back();
+  PairStep& step = plan_.pair_steps.emplace_back();
   for (const PathBuilder* each : features) {
     step.features.push_back(PlaceOf(each));
   }
   step.mix = std::move(mix);
 }
 
-Status RowBuilder::Finish(std::vector<Action>* actions,
-                          std::vector<Path>* paths, RawSpec* out,
-                          std::vector<PairStep>* pair_steps) {
-  *actions = std::move(actions_);
-  *pair_steps = std::move(pair_steps_);
-  out->resize(paths_.size());
-  for (size_t i = 0; i < paths_.size(); ++i) {
-    PathBuilder& each = *paths_[i];
-    Path& path = paths->emplace_back();
-    path.name = each.name();
-    path.from = each.slot();
-    PENSTOCK_RETURN_IF_ERROR(each.Finish(false, &path.stages, &(*out)[i]));
+StatusOr<RowBuilder::Plan> RowBuilder::Finish() {
+  for (const auto& each : paths_) {
+    Path& path = plan_.paths.emplace_back();
+    path.name = each->name();
+    path.from = each->slot();
+    PENSTOCK_RETURN_IF_ERROR(
+        each->Finish(false, &path.stages, &plan_.out.emplace_back()));
   }
-  return OkStatus();
+  return std::move(plan_);
 }
 
 }  // namespace penstock

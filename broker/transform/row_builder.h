@@ -69,6 +69,13 @@ class RowBuilder {
     Step step;
   };
 
+  struct Plan {
+    std::vector<Action> actions;
+    std::vector<Path> paths;  // to the features of the row
+    RawSpec out;
+    std::vector<PairStep> pair_steps;
+  };
+
   // opening: for ops that read files.
   RowBuilder(const RawSpec& raw, MapOpening* opening);
 
@@ -100,12 +107,10 @@ class RowBuilder {
   Status CheckNames() const;
   // Only more of its kind may follow.
   void AddPairStep(std::vector<PathBuilder*> features, PairMix mix);
-  bool mixes_pairs() const { return !pair_steps_.empty(); }
+  bool mixes_pairs() const { return !plan_.pair_steps.empty(); }
 
-  // Called at the end: the actions, the paths to the features of the row, and
-  // what mixes it.
-  Status Finish(std::vector<Action>* actions, std::vector<Path>* paths,
-                RawSpec* out, std::vector<PairStep>* pair_steps);
+  // Called at the end.
+  StatusOr<Plan> Finish();
 
  private:
   MapOpening* const opening_;
@@ -113,8 +118,7 @@ class RowBuilder {
   std::vector<std::unique_ptr<PathBuilder>> paths_;
   // Features that the row has no more: others know them by their addresses.
   std::vector<std::unique_ptr<PathBuilder>> former_;
-  std::vector<Action> actions_;
-  std::vector<PairStep> pair_steps_;
+  Plan plan_;
 };
 
 }  // namespace penstock

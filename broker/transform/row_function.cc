@@ -1,21 +1,6 @@
 #include "broker/transform/row_function.h"
 
-#include "broker/declare/value_type.h"
-
 namespace penstock {
-namespace {
-
-constexpr uint64_t kAlign = 64;
-
-uint64_t Aligned(uint64_t bytes) {
-  return (bytes + kAlign - 1) / kAlign * kAlign;
-}
-
-}  // namespace
-
-ValueType<std::optional<ElementSpec>> OutputsType() {
-  return Maybe(Features());
-}
 
 StatusOr<ElementSpec> OutputsOf(const std::optional<ElementSpec>& features,
                                 const RawSpec& inputs) {
@@ -39,7 +24,8 @@ StatusOr<RowLayout> PlanRow(std::span<const uint64_t> input_bytes,
   const auto add = [&](uint64_t bytes, std::vector<uint64_t>* offsets) {
     offsets->push_back(layout.bytes);
     if (bytes > kFunctionBytesMax - layout.bytes) return false;
-    layout.bytes += Aligned(bytes);
+    layout.bytes +=
+        (bytes + kFunctionAlign - 1) / kFunctionAlign * kFunctionAlign;
     return layout.bytes <= kFunctionBytesMax;
   };
   bool fits = true;

@@ -23,11 +23,11 @@ namespace penstock {
 
 template <typename T>
 class Declaration;
-template <typename V>
-struct ValueType;
 
-// All input and output features of a function, for one row.
+// All input and output features of a function, for one row; a multiple of what
+// each begins at.
 inline constexpr uint64_t kFunctionBytesMax = uint64_t{512} << 20;
+inline constexpr uint64_t kFunctionAlign = 64;
 // Functions in one map: each has a process in each worker.
 inline constexpr size_t kFunctionsMax = 4;
 
@@ -37,7 +37,7 @@ class RowFunction {
   class Caller {
    public:
     virtual ~Caller() = default;
-    // Destinations of the inputs, bytes[i] for input i, aligned to 64.
+    // Destinations of the inputs, bytes[i] for input i, at kFunctionAlign.
     virtual StatusOr<std::span<std::byte* const>> Inputs(
         std::span<const uint64_t> bytes) = 0;
     // Calls the function; the outputs are valid until the next Inputs. step:
@@ -65,7 +65,6 @@ class RowFunction {
 // remedy), NotFound, InvalidArgument (the import failed, with Python's
 // message). cancelled: nobody waits for it any more.
 
-ValueType<std::optional<ElementSpec>> OutputsType();
 // For people: of the key features.
 inline constexpr char kOutputsText[] =
     "what it returns, {NAME: {dtype, shape}, ...}, where a shape of [] is a "
@@ -85,6 +84,38 @@ struct RowLayout {
 // ResourceExhausted: more than kFunctionBytesMax.
 StatusOr<RowLayout> PlanRow(std::span<const uint64_t> input_bytes,
                             const ElementSpec& outputs);
+
+// ---- the two kinds
+
+// map: python. A function of Python, in processes of its own.
+struct PythonOp {
+  std::string function;                 // "package.module:function"
+  std::optional<ElementSpec> features;  // absent: as its input
+  bool operator==(const PythonOp&) const = default;
+
+  static const Declaration<PythonOp>& Declared();
+  // python_function.py.
+  static std::string_view Program();
+  const std::string& Name() const { return function; }
+  StatusOr<std::unique_ptr<RowFunction>> Open(const RawSpec& inputs,
+                                              const FunctionOptions& options,
+                                              const Cancelled& cancelled) const;
+};
+
+// map: plugin. A function of a shared library (client/penstock_plugin.h),
+// called on the worker's own thread.
+struct PluginOp {
+  std::string library;  // a file name
+  std::string function;
+  std::optional<ElementSpec> features;  // absent: as its input
+  bool operator==(const PluginOp&) const = default;
+
+  static const Declaration<PluginOp>& Declared();
+  std::string Name() const { return Format("{} of {}", function, library); }
+  StatusOr<std::unique_ptr<RowFunction>> Open(const RawSpec& inputs,
+                                              const FunctionOptions& options,
+                                              const Cancelled&) const;
+};
 
 }  // namespace penstock
 #endif  // BROKER_TRANSFORM_ROW_FUNCTION_H_

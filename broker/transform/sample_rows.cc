@@ -4,6 +4,8 @@
 #include <bit>
 #include <cstring>
 
+#include "broker/transform/values.h"
+
 namespace penstock {
 namespace {
 
@@ -84,8 +86,7 @@ void SampleRows::ConvertTo(const std::byte* samples, int64_t width,
   const int64_t step = layout_.samples * bytes;
   if (bits == 16 && color == Color::kGray && layout_.samples == 1) {
     for (int64_t x = 0; x < width; ++x) {
-      uint16_t value;
-      std::memcpy(&value, samples + x * step, sizeof(value));
+      const auto value = Load<uint16_t>(samples + x * step);
       Put<kChannels>(colors_[std::min<uint16_t>(value, 255)], x, pixels);
     }
     return;
@@ -135,7 +136,7 @@ void SampleRows::ConvertToValues(const std::byte* samples, int64_t width,
   for (int64_t x = 0; x < width; ++x) {
     uint16_t value = 0;
     if (bits == 16) {
-      std::memcpy(&value, samples + x * layout_.samples * 2, sizeof(value));
+      value = Load<uint16_t>(samples + x * layout_.samples * 2);
     } else {
       const int64_t bit = x * layout_.samples * bits;
       const auto byte = std::to_integer<unsigned>(samples[bit / 8]);
@@ -143,7 +144,7 @@ void SampleRows::ConvertToValues(const std::byte* samples, int64_t width,
       const unsigned gray = is_index ? stored : colors_[stored][0];
       value = static_cast<uint16_t>(!is_index && bits == 1 ? gray / 255 : gray);
     }
-    std::memcpy(pixels + x * kValueChannels, &value, sizeof(value));
+    Store(value, pixels + x * kValueChannels);
   }
 }
 

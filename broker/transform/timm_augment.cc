@@ -7,8 +7,7 @@
 #include <utility>
 #include <vector>
 
-#include "broker/declare/declaration.h"
-#include "broker/transform/gamma.h"
+#include "broker/transform/op_declaration.h"
 #include "broker/transform/path_builder.h"
 
 namespace penstock {
@@ -130,47 +129,17 @@ void Apply(const Chosen& chosen, const std::vector<std::byte>& fill,
   }
 }
 
-PictureStep StepOf(const TimmRandAugmentOp& op,
-                   std::optional<Interpolation> interpolation,
-                   std::vector<std::byte> fill) {
-  return [=, operations = op.operations, magnitude = op.magnitude,
-          std = op.magnitude_std, max = op.magnitude_max,
-          increasing = op.increasing, probability = op.probability](
-             const AugmentationDraws& draws, Canvas& canvas) {
-    constexpr uint32_t kDraws = 6;
-    for (int64_t i = 0; i < operations; ++i) {
-      const uint32_t draw = kDraws * static_cast<uint32_t>(i);
-      if (draws.Uniform(draw + 1) >= probability) continue;
-      const double drawn = magnitude + std * NormalVariate(draws, draw + 2);
-      const bool bilinear = draws.Uniform(draw + 5) < 0.5;
-      Apply(
-          {.what = static_cast<Operation>(draws.Choice(draw, kOperations)),
-           .level = std::clamp(drawn, 0.0, max) / kMagnitudeScale,
-           .increasing = increasing,
-           .negative = draws.Uniform(draw + 4) < 0.5,
-           .interpolation = interpolation.value_or(
-               bilinear ? Interpolation::kBilinear : Interpolation::kBicubic)},
-          fill, &canvas);
-    }
-  };
-}
-
 }  // namespace
 
 const Declaration<TimmRandAugmentOp>& TimmRandAugmentOp::Declared() {
-  static const auto declared =
-      Declaration<TimmRandAugmentOp>(
+  static const auto declared = WithFill(
+      PictureOp<TimmRandAugmentOp>(
           "timm_rand_augment",
           "Applies random operations of timm's RandAugment, whose operations "
           "and strengths are not torchvision's: operations is n of its --aa "
           "rand-..., magnitude m, magnitude_std mstd, magnitude_max mmax, "
           "increasing inc, probability p.")
-          .Gives("uint8 picture → the same")
           .Example("{magnitude: 9, magnitude_std: 0.5, increasing: true}")
-          .Optional("feature", &TimmRandAugmentOp::feature, FeatureNamesType(),
-                    kFeatureText)
-          .Optional("mask", &TimmRandAugmentOp::mask, MaskNamesType(),
-                    kMaskText)
           .Optional("operations", &TimmRandAugmentOp::operations,
                     WholeNumber<int64_t>(0, kOperationsMax),
                     "how many are chosen, one after another")
@@ -189,31 +158,34 @@ const Declaration<TimmRandAugmentOp>& TimmRandAugmentOp::Declared() {
                     "posterize and solarize less, and color, contrast, "
                     "brightness and sharpness go from 0.1 to 1.9")
           .Optional("probability", &TimmRandAugmentOp::probability,
-                    ProbabilityType(), "that of applying each")
+                    Number(0, 1), "that of applying each")
           .Optional("interpolation", &TimmRandAugmentOp::interpolation,
                     Maybe(WarpInterpolationType()),
                     "of operations that move pixels; by default bilinear or "
-                    "bicubic, at random")
-          .Optional("fill", &TimmRandAugmentOp::fill, FillType(), kFillText)
-          .Optional("mask_fill", &TimmRandAugmentOp::mask_fill, MaskFillType(),
-                    kMaskFillText);
+                    "bicubic, at random"));
   return declared;
 }
 
-Status TimmRandAugmentOp::AddTo(PathBuilder* path, uint32_t number) const {
-  PENSTOCK_RETURN_IF_ERROR(path->CheckPicture(Declared().name()));
-  PENSTOCK_ASSIGN_OR_RETURN(std::vector<std::byte> pixel,
-                            path->FillPixel(fill));
-  path->AddPictureStep(number, StepOf(*this, interpolation, std::move(pixel)));
-  return OkStatus();
-}
-
-Status TimmRandAugmentOp::AddToMask(PathBuilder* path, uint32_t number) const {
-  PENSTOCK_ASSIGN_OR_RETURN(std::vector<std::byte> pixel,
-                            path->MaskFillPixel(mask_fill));
-  path->AddMaskStep(number,
-                    StepOf(*this, Interpolation::kNearest, std::move(pixel)));
-  return OkStatus();
+PictureStep TimmRandAugmentOp::Step(std::vector<std::byte> outside) const {
+  return [op = *this, outside = std::move(outside)](
+             const AugmentationDraws& draws, Canvas& canvas) {
+    constexpr uint32_t kDraws = 6;
+    for (int64_t i = 0; i < op.operations; ++i) {
+      const uint32_t draw = kDraws * static_cast<uint32_t>(i);
+      if (draws.Uniform(draw + 1) >= op.probability) continue;
+      const double drawn =
+          op.magnitude + op.magnitude_std * NormalVariate(draws, draw + 2);
+      const bool bilinear = draws.Uniform(draw + 5) < 0.5;
+      Apply(
+          {.what = static_cast<Operation>(draws.Choice(draw, kOperations)),
+           .level = std::clamp(drawn, 0.0, op.magnitude_max) / kMagnitudeScale,
+           .increasing = op.increasing,
+           .negative = draws.Uniform(draw + 4) < 0.5,
+           .interpolation = op.interpolation.value_or(
+               bilinear ? Interpolation::kBilinear : Interpolation::kBicubic)},
+          outside, &canvas);
+    }
+  };
 }
 
 }  // namespace penstock

@@ -16,11 +16,11 @@
 namespace penstock {
 
 // Draws of operation i: 6i which of timm's 15, in timm's order; 6i + 1 below
-// probability applies it; 6i + 2 and 6i + 3 make the normal number (gamma.h)
-// that is multiplied by magnitude_std and added to magnitude; 6i + 4 below 0.5
-// turns the sign of what has one; 6i + 5 below 0.5 makes a random interpolation
-// bilinear, else bicubic. The draws of other operations stay where they are,
-// whatever this one needs.
+// probability applies it; 6i + 2 and 6i + 3 make the normal number
+// (augmentation.h) that is multiplied by magnitude_std and added to magnitude;
+// 6i + 4 below 0.5 turns the sign of what has one; 6i + 5 below 0.5 makes a
+// random interpolation bilinear, else bicubic. The draws of other operations
+// stay where they are, whatever this one needs.
 struct TimmRandAugmentOp {
   static constexpr bool kMovesPixels = true;
   FeatureNames feature = DefaultFeature();
@@ -39,8 +39,7 @@ struct TimmRandAugmentOp {
   bool operator==(const TimmRandAugmentOp&) const = default;
 
   static const Declaration<TimmRandAugmentOp>& Declared();
-  Status AddTo(PathBuilder* path, uint32_t number) const;
-  Status AddToMask(PathBuilder* path, uint32_t number) const;
+  PictureStep Step(std::vector<std::byte> fill) const;
 };
 
 }  // namespace penstock

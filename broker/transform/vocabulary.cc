@@ -12,10 +12,10 @@
 #include <utility>
 
 #include "broker/base/mutex.h"
-#include "broker/declare/declaration.h"
 #include "broker/index/data_file.h"
 #include "broker/index/fingerprint.h"
 #include "broker/source/text_field.h"
+#include "broker/transform/op_declaration.h"
 #include "broker/transform/statistics_file.h"
 #include "common/exact_max.h"
 #include "common/printable.h"
@@ -72,11 +72,6 @@ std::string Shown(std::string_view token) {
   return Printable(std::string(token.substr(0, kShown)));
 }
 
-Status TwiceError(std::string_view token, const std::string& where) {
-  return InvalidArgumentError("{}: '{}' is there before: each token once",
-                              where, Shown(token));
-}
-
 }  // namespace
 
 ValueType<std::string> TokenType() {
@@ -116,20 +111,14 @@ ValueType<VocabularySpec> VocabularyType() {
 }
 
 const Declaration<CountedVocabulary>& CountedVocabulary::Declared() {
-  static const auto feature_name = [] {
-    ValueType<std::string> type = Name();
-    type.write = [](const std::string& name, nlohmann::ordered_json* out) {
-      if (!name.empty()) WriteText(name, out);
-    };
-    return type;
-  }();
   static const auto declared =
       Declaration<CountedVocabulary>(
           "vocabulary",
           "What `penstock analyze` has counted, the most frequent first.")
           .Example("{from: stats.json, min_count: 5}")
           .Required("from", &CountedVocabulary::file, Path(), "its file")
-          .Optional("feature", &CountedVocabulary::feature, feature_name,
+          .Optional("feature", &CountedVocabulary::feature,
+                    LeftOutAt<std::string>("", Name()),
                     "of that file; by default the same name")
           .Optional("min_count", &CountedVocabulary::min_count,
                     WholeNumber<uint64_t>(1, kExactMax),
@@ -138,6 +127,24 @@ const Declaration<CountedVocabulary>& CountedVocabulary::Declared() {
                     WholeNumber<uint64_t>(0, kTokensMax),
                     "the most frequent only; 0: all");
   return declared;
+}
+
+template <typename Where>
+Status Vocabulary::Index(const Where& where) {
+  Fingerprint fingerprint("vocabulary");
+  fingerprint.Add(text_);
+  fingerprint.Add(std::as_bytes(std::span(ends_)));
+  digest_ = fingerprint.Hex();
+  places_.resize(std::bit_ceil(2 * ends_.size()));
+  for (uint64_t i = 0; i < size(); ++i) {
+    uint32_t& place = places_[PlaceOf((*this)[i])];
+    if (place != 0) {
+      return InvalidArgumentError("{}: '{}' is there before: each token once",
+                                  where(i), Shown((*this)[i]));
+    }
+    place = static_cast<uint32_t>(i + 1);
+  }
+  return OkStatus();
 }
 
 StatusOr<std::shared_ptr<const Vocabulary>> Vocabulary::Open(
@@ -152,9 +159,9 @@ StatusOr<std::shared_ptr<const Vocabulary>> Vocabulary::Open(
       return InvalidArgumentError("vocabulary[{}]: {}", i, wrong);
     }
   }
-  uint64_t twice = 0;
-  if (made->Index(&twice)) return std::shared_ptr<const Vocabulary>(made);
-  return TwiceError((*made)[twice], Format("vocabulary[{}]", twice));
+  PENSTOCK_RETURN_IF_ERROR(
+      made->Index([](uint64_t i) { return Format("vocabulary[{}]", i); }));
+  return std::shared_ptr<const Vocabulary>(made);
 }
 
 StatusOr<std::shared_ptr<const Vocabulary>> Vocabulary::OfFile(
@@ -224,10 +231,8 @@ StatusOr<std::shared_ptr<const Vocabulary>> Vocabulary::OfFile(
       return InvalidArgumentError("{}: is empty: wanted a token a line", path);
     }
     PENSTOCK_RETURN_IF_ERROR(progress->reserve(made->size() * 16));
-    uint64_t twice = 0;
-    if (!made->Index(&twice)) {
-      return TwiceError((*made)[twice], Format("{}:{}", path, twice + 1));
-    }
+    PENSTOCK_RETURN_IF_ERROR(made->Index(
+        [&path](uint64_t i) { return Format("{}:{}", path, i + 1); }));
     MutexLock lock(&Shared().mutex);
     auto& by_file = Shared().by_file;
     std::erase_if(by_file,
@@ -285,9 +290,9 @@ StatusOr<std::shared_ptr<const Vocabulary>> Vocabulary::OfStatistics(
     return InvalidArgumentError("{}: no token of '{}' is there {} times",
                                 from.file, name, from.min_count);
   }
-  uint64_t twice = 0;
-  if (made->Index(&twice)) return std::shared_ptr<const Vocabulary>(made);
-  return TwiceError((*made)[twice], from.file);
+  PENSTOCK_RETURN_IF_ERROR(
+      made->Index([&from](uint64_t) { return from.file; }));
+  return std::shared_ptr<const Vocabulary>(made);
 }
 
 std::string Vocabulary::Add(std::string_view token, bool integers) {
@@ -306,21 +311,6 @@ std::string Vocabulary::Add(std::string_view token, bool integers) {
   text_ += token;
   ends_.push_back(text_.size());
   return "";
-}
-
-bool Vocabulary::Index(uint64_t* twice) {
-  Fingerprint fingerprint("vocabulary");
-  fingerprint.Add(text_);
-  fingerprint.Add(std::as_bytes(std::span(ends_)));
-  digest_ = fingerprint.Hex();
-  places_.resize(std::bit_ceil(2 * ends_.size()));
-  for (uint64_t i = 0; i < size(); ++i) {
-    uint32_t& place = places_[PlaceOf((*this)[i])];
-    *twice = i;
-    if (place != 0) return false;
-    place = static_cast<uint32_t>(i + 1);
-  }
-  return true;
 }
 
 size_t Vocabulary::PlaceOf(std::string_view token) const {

@@ -72,9 +72,10 @@ class Vocabulary {
   static StatusOr<std::shared_ptr<const Vocabulary>> OfStatistics(
       const CountedVocabulary& from, bool integers, const std::string& feature,
       MapOpening* opening);
-  // Once all are there: finds them by their hashes. InvalidArgument: token i,
-  // *twice, is there before.
-  bool Index(uint64_t* twice);
+  // Once all are there: finds them by their hashes. InvalidArgument: token i is
+  // there before; where(i) begins the message.
+  template <typename Where>
+  Status Index(const Where& where);
   size_t PlaceOf(std::string_view token) const;
 
   std::string text_;            // of all tokens

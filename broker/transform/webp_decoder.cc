@@ -1,10 +1,11 @@
-#include "broker/transform/webp_decoder.h"
-
+// Decodes WebP files through libwebp. The picture is decoded as a whole: the
+// first ReadRow makes all rows.
 #include <webp/decode.h>
 #include <webp/demux.h>
 
 #include <cstring>
 
+#include "broker/transform/picture_decoder.h"
 #include "broker/transform/sample_rows.h"
 
 namespace penstock {
@@ -30,126 +31,121 @@ Status Failure(VP8StatusCode code) {
   }
 }
 
-const SampleLayout kRgbLayout = {};
+class WebpDecoder final : public PictureDecoder {
+ public:
+  ~WebpDecoder() override { WebPDemuxReleaseIterator(&frame_); }
 
-}  // namespace
+  // The first picture of an animation; black where that leaves the canvas free.
+  Status Begin(std::span<const std::byte> file) override;
+  ImageSize size() const override {
+    return {.height = height_, .width = width_};
+  }
+  Status Start(int channels) override;
+  Status ReadRow(std::byte* row) override {
+    if (y_ == 0) PENSTOCK_RETURN_IF_ERROR(Decode());
+    const size_t row_bytes = width_ * pixel_bytes_;
+    const std::byte* const from = picture_.get() + y_++ * row_bytes;
+    if (channels_ == 1) {
+      gray_.Convert(from, width_, 1, row);
+    } else {
+      std::memcpy(row, from, row_bytes);
+    }
+    return OkStatus();
+  }
+  Status Finish() override { return OkStatus(); }
+  Status FinishPart(std::byte*) override { return OkStatus(); }
 
-struct WebpDecoder::State {
-  ~State() { WebPDemuxReleaseIterator(&frame); }
-
+ private:
   Status Decode();
 
-  std::span<const std::byte> file;
-  std::unique_ptr<WebPDemuxer, DeleteDemuxer> demuxer;
-  WebPIterator frame = {};  // the first
-  WebPDecoderConfig config = {};
-  uint32_t width = 0;  // of the canvas
-  uint32_t height = 0;
-  SampleRows gray = SampleRows(kRgbLayout, nullptr);
-  int channels = 3;
-  size_t pixel_bytes = 3;  // in `picture`: 3 or 4
-  std::unique_ptr<std::byte[]> picture;
-  uint32_t y = 0;
+  std::span<const std::byte> file_;
+  std::unique_ptr<WebPDemuxer, DeleteDemuxer> demuxer_;
+  WebPIterator frame_ = {};  // the first
+  WebPDecoderConfig config_ = {};
+  uint32_t width_ = 0;  // of the canvas
+  uint32_t height_ = 0;
+  const SampleRows gray_{{}, nullptr};
+  int channels_ = 3;
+  size_t pixel_bytes_ = 3;  // in picture_: 3 or 4
+  std::unique_ptr<std::byte[]> picture_;
+  uint32_t y_ = 0;
 };
 
-Status WebpDecoder::State::Decode() {
-  const size_t row_bytes = width * pixel_bytes;
-  const bool fills = config.input.width == static_cast<int>(width) &&
-                     config.input.height == static_cast<int>(height);
+Status WebpDecoder::Decode() {
+  const size_t row_bytes = width_ * pixel_bytes_;
+  const bool fills = config_.input.width == static_cast<int>(width_) &&
+                     config_.input.height == static_cast<int>(height_);
   // The decoder writes every byte of its rectangle.
-  picture =
-      fills ? std::make_unique_for_overwrite<std::byte[]>(row_bytes * height)
-            : std::make_unique<std::byte[]>(row_bytes * height);
-  std::byte* const begin = picture.get() +
-                           static_cast<size_t>(frame.y_offset) * row_bytes +
-                           static_cast<size_t>(frame.x_offset) * pixel_bytes;
-  WebPDecBuffer& output = config.output;
-  output.colorspace = pixel_bytes == 4 ? MODE_RGBA : MODE_RGB;
+  picture_ =
+      fills ? std::make_unique_for_overwrite<std::byte[]>(row_bytes * height_)
+            : std::make_unique<std::byte[]>(row_bytes * height_);
+  std::byte* const begin = picture_.get() +
+                           static_cast<size_t>(frame_.y_offset) * row_bytes +
+                           static_cast<size_t>(frame_.x_offset) * pixel_bytes_;
+  WebPDecBuffer& output = config_.output;
+  output.colorspace = pixel_bytes_ == 4 ? MODE_RGBA : MODE_RGB;
   output.is_external_memory = 1;
-  output.u.RGBA = {
-      .rgba = reinterpret_cast<uint8_t*>(begin),
-      .stride = static_cast<int>(row_bytes),
-      .size = static_cast<size_t>(picture.get() + row_bytes * height - begin)};
+  output.u.RGBA = {.rgba = reinterpret_cast<uint8_t*>(begin),
+                   .stride = static_cast<int>(row_bytes),
+                   .size = static_cast<size_t>(picture_.get() +
+                                               row_bytes * height_ - begin)};
   const VP8StatusCode code =
-      WebPDecode(frame.fragment.bytes, frame.fragment.size, &config);
+      WebPDecode(frame_.fragment.bytes, frame_.fragment.size, &config_);
   WebPFreeDecBuffer(&output);
   return Failure(code);
 }
 
-WebpDecoder::WebpDecoder() = default;
-WebpDecoder::~WebpDecoder() = default;
-
 Status WebpDecoder::Begin(std::span<const std::byte> file) {
-  state_ = std::make_unique<State>();
-  State& state = *state_;
-  state.file = file;
+  file_ = file;
   const WebPData data = {reinterpret_cast<const uint8_t*>(file.data()),
                          file.size()};
   WebPDemuxState parsed;
-  state.demuxer.reset(WebPDemuxPartial(&data, &parsed));
-  if (state.demuxer == nullptr || parsed == WEBP_DEMUX_PARSE_ERROR) {
+  demuxer_.reset(WebPDemuxPartial(&data, &parsed));
+  if (demuxer_ == nullptr || parsed == WEBP_DEMUX_PARSE_ERROR) {
     return DataLossError("damaged WebP: its chunks are corrupt");
   }
   if (parsed != WEBP_DEMUX_DONE) {
     return Failure(VP8_STATUS_NOT_ENOUGH_DATA);
   }
-  state.width = WebPDemuxGetI(state.demuxer.get(), WEBP_FF_CANVAS_WIDTH);
-  state.height = WebPDemuxGetI(state.demuxer.get(), WEBP_FF_CANVAS_HEIGHT);
-  PENSTOCK_RETURN_IF_ERROR(CheckPictureSize(state.height, state.width));
-  if (WebPInitDecoderConfig(&state.config) == 0) {
+  width_ = WebPDemuxGetI(demuxer_.get(), WEBP_FF_CANVAS_WIDTH);
+  height_ = WebPDemuxGetI(demuxer_.get(), WEBP_FF_CANVAS_HEIGHT);
+  PENSTOCK_RETURN_IF_ERROR(CheckPictureSize(height_, width_));
+  if (WebPInitDecoderConfig(&config_) == 0) {
     return InternalError("libwebp's version is not that of its headers");
   }
-  if (WebPDemuxGetFrame(state.demuxer.get(), 1, &state.frame) == 0) {
+  if (WebPDemuxGetFrame(demuxer_.get(), 1, &frame_) == 0) {
     return DataLossError("a WebP without a picture");
   }
-  PENSTOCK_RETURN_IF_ERROR(
-      Failure(WebPGetFeatures(state.frame.fragment.bytes,
-                              state.frame.fragment.size, &state.config.input)));
-  const WebPBitstreamFeatures& input = state.config.input;
+  PENSTOCK_RETURN_IF_ERROR(Failure(WebPGetFeatures(
+      frame_.fragment.bytes, frame_.fragment.size, &config_.input)));
+  const WebPBitstreamFeatures& input = config_.input;
   const auto fits = [](int64_t offset, int64_t size, int64_t canvas) {
     return offset >= 0 && size > 0 && offset + size <= canvas;
   };
-  if (fits(state.frame.x_offset, input.width, state.width) &&
-      fits(state.frame.y_offset, input.height, state.height)) {
+  if (fits(frame_.x_offset, input.width, width_) &&
+      fits(frame_.y_offset, input.height, height_)) {
     return OkStatus();
   }
   return DataLossError("damaged WebP: a picture outside its canvas");
 }
 
-ImageSize WebpDecoder::size() const {
-  return {.height = state_->height, .width = state_->width};
-}
-
 Status WebpDecoder::Start(int channels) {
-  State& state = *state_;
   if (channels == kValueChannels) return CheckHasValues({});
-  state.channels = channels;
-  state.pixel_bytes = channels == 4 ? 4 : 3;
+  channels_ = channels;
+  pixel_bytes_ = channels == 4 ? 4 : 3;
   // libwebp's own: all pixels of a lossless picture, or a plane of alpha.
   constexpr int kLossless = 2;
-  const uint64_t own = state.config.input.format == kLossless ? 4
-                       : state.config.input.has_alpha != 0    ? 1
-                                                              : 0;
+  const uint64_t own = config_.input.format == kLossless ? 4
+                       : config_.input.has_alpha != 0    ? 1
+                                                         : 0;
   return CheckHeldBytes(
-      "a WebP",
-      uint64_t{state.height} * state.width * (state.pixel_bytes + own),
-      state.file);
+      "a WebP", uint64_t{height_} * width_ * (pixel_bytes_ + own), file_);
 }
 
-Status WebpDecoder::ReadRow(std::byte* row) {
-  State& state = *state_;
-  if (state.y == 0) PENSTOCK_RETURN_IF_ERROR(state.Decode());
-  const size_t row_bytes = state.width * state.pixel_bytes;
-  const std::byte* const from = state.picture.get() + state.y++ * row_bytes;
-  if (state.channels == 1) {
-    state.gray.Convert(from, state.width, 1, row);
-  } else {
-    std::memcpy(row, from, row_bytes);
-  }
-  return OkStatus();
-}
+}  // namespace
 
-Status WebpDecoder::Finish() { return OkStatus(); }
-Status WebpDecoder::FinishPart(std::byte*) { return OkStatus(); }
+std::unique_ptr<PictureDecoder> MakeWebpDecoder() {
+  return std::make_unique<WebpDecoder>();
+}
 
 }  // namespace penstock

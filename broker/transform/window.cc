@@ -1,12 +1,28 @@
 #include "broker/transform/window.h"
 
 #include <algorithm>
+#include <cmath>
 #include <cstring>
 
-#include "broker/transform/nearest.h"
-
 namespace penstock {
+namespace {
 
+// For each of `to` pixels the one of `from` pixels whose place is nearest:
+// floor((i + 0.5) * from / to), as Pillow's NEAREST and tf.image compute it.
+// They never decrease.
+void FindNearest(int64_t from, int64_t to, std::vector<int64_t>* pixels) {
+  pixels->resize(static_cast<size_t>(to));
+  const double step = static_cast<double>(from) / static_cast<double>(to);
+  // Pillow adds the steps up, which rounds otherwise than a product.
+  double place = step * 0.5;
+  for (int64_t& pixel : *pixels) {
+    pixel = std::min(static_cast<int64_t>(std::floor(place)), from - 1);
+    place += step;
+  }
+}
+
+// The pixel of n that stands for pixel i of a padded row; -1: the fill. As
+// NumPy's pad, of any reach.
 int64_t PaddedIndex(int64_t i, int64_t n, PadMode mode) {
   if (i >= 0 && i < n) return i;
   switch (mode) {
@@ -29,6 +45,7 @@ int64_t PaddedIndex(int64_t i, int64_t n, PadMode mode) {
   return -1;
 }
 
+// The part of a picture of this size that a window of it needs.
 CropBox NeededPart(const CropView& view, const ImageSize& target,
                    PadMode mode) {
   if (mode != PadMode::kConstant) {
@@ -42,6 +59,8 @@ CropBox NeededPart(const CropView& view, const ImageSize& target,
       .width = std::min(view.left + target.width, view.scaled.width) - left,
       .height = std::min(view.top + target.height, view.scaled.height) - top};
 }
+
+}  // namespace
 
 void FindNearestOfView(const CropView& view, const ImageSize& target,
                        PadMode mode, std::vector<int64_t>* scaled,

@@ -14,13 +14,6 @@
 
 namespace penstock {
 
-// The pixel of n that stands for pixel i of a padded row; -1: the fill. As
-// NumPy's pad, of any reach.
-int64_t PaddedIndex(int64_t i, int64_t n, PadMode mode);
-
-// The part of a picture of this size that a window of it needs.
-CropBox NeededPart(const CropView& view, const ImageSize& target, PadMode mode);
-
 // The pixels of the picture that the nearest-neighbour resize of a view takes;
 // -1: the fill. scaled: a buffer.
 void FindNearestOfView(const CropView& view, const ImageSize& target,

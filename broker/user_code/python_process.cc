@@ -75,6 +75,14 @@ StatusOr<Program> ProgramOf(const FunctionOptions& options,
   return program;
 }
 
+// How a process ended, once it has.
+int AwaitEnd(pid_t pid) {
+  int status = 0;
+  while (waitpid(pid, &status, 0) < 0 && errno == EINTR) {
+  }
+  return status;
+}
+
 StatusOr<Fd> Copy(int fd) {
   Fd copy(fcntl(fd, F_DUPFD_CLOEXEC, 0));
   if (!copy) return ErrnoError(errno, "fcntl");
@@ -140,9 +148,7 @@ Status PythonProcess::CheckInterpreter(const std::string& python) {
   program.words = {python, "-c", ""};
   StatusOr<Child> child = StartProgram(program);
   if (!child.ok()) return child.status().Prepend("python");
-  int status = 0;
-  while (waitpid(child->pid, &status, 0) < 0 && errno == EINTR) {
-  }
+  const int status = AwaitEnd(child->pid);
   if (WIFEXITED(status) && WEXITSTATUS(status) == 0) return OkStatus();
   return FailedPreconditionError("python: '{} -c \"\"' fails", python);
 }
@@ -180,31 +186,33 @@ StatusOr<std::unique_ptr<PythonProcess>> PythonProcess::Start(
     const FunctionOptions& options, std::string_view program,
     const std::string& argument, const GrowingMemory& memory,
     const Cancelled& cancelled) {
-  int ends[2];
-  if (socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, ends) != 0) {
-    return ErrnoError(errno, "socketpair");
-  }
-  std::unique_ptr<PythonProcess> process(new PythonProcess());
-  process->link_ = Fd(ends[0]);
-  Fd link(ends[1]);
-  const std::vector<int> fds = {link.get(), memory.fd()};
-  ProgramLauncher* const launcher = ProgramLauncher::Get();
-  StatusOr<Child> child =
-      launcher == nullptr
-          ? StartHere(options, program, argument, fds)
-          : launcher->Run({{"program", program}, {"argument", argument}}, fds);
-  if (!child.ok()) {
-    return child.status().Prepend("python (`python` names the interpreter)");
-  }
-  link.Reset();  // so that its end is seen here
-  process->pid_ = child->pid;
-  process->pidfd_ = std::move(child->pidfd);
-  return Greeted(std::move(process), options, cancelled);
+  const auto start = [&](const std::vector<int>& fds) {
+    ProgramLauncher* const launcher = ProgramLauncher::Get();
+    StatusOr<Child> child =
+        launcher == nullptr
+            ? StartHere(options, program, argument, fds)
+            : launcher->Run({{"program", program}, {"argument", argument}},
+                            fds);
+    if (child.ok()) return child;
+    return StatusOr<Child>(
+        child.status().Prepend("python (`python` names the interpreter)"));
+  };
+  return Linked(start, nullptr, options, memory, cancelled);
 }
 
 StatusOr<std::unique_ptr<PythonProcess>> PythonProcess::Fork(
     const FunctionOptions& options,
     const std::shared_ptr<PythonTemplate>& parent, const std::string& argument,
+    const GrowingMemory& memory, const Cancelled& cancelled) {
+  const auto fork = [&](const std::vector<int>& fds) {
+    return parent->Fork(argument, fds, options.start_timeout_ns, cancelled);
+  };
+  return Linked(fork, parent, options, memory, cancelled);
+}
+
+StatusOr<std::unique_ptr<PythonProcess>> PythonProcess::Linked(
+    const std::function<StatusOr<Child>(const std::vector<int>& fds)>& start,
+    std::shared_ptr<PythonTemplate> parent, const FunctionOptions& options,
     const GrowingMemory& memory, const Cancelled& cancelled) {
   int ends[2];
   if (socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, ends) != 0) {
@@ -213,20 +221,11 @@ StatusOr<std::unique_ptr<PythonProcess>> PythonProcess::Fork(
   std::unique_ptr<PythonProcess> process(new PythonProcess());
   process->link_ = Fd(ends[0]);
   Fd link(ends[1]);
-  const int fds[] = {link.get(), memory.fd()};
-  PENSTOCK_ASSIGN_OR_RETURN(
-      Child child,
-      parent->Fork(argument, fds, options.start_timeout_ns, cancelled));
+  PENSTOCK_ASSIGN_OR_RETURN(Child child, start({link.get(), memory.fd()}));
   link.Reset();  // so that its end is seen here
-  process->parent_ = parent;
+  process->parent_ = std::move(parent);
   process->pid_ = child.pid;
   process->pidfd_ = std::move(child.pidfd);
-  return Greeted(std::move(process), options, cancelled);
-}
-
-StatusOr<std::unique_ptr<PythonProcess>> PythonProcess::Greeted(
-    std::unique_ptr<PythonProcess> process, const FunctionOptions& options,
-    const Cancelled& cancelled) {
   PENSTOCK_ASSIGN_OR_RETURN(
       Answer answer,
       process->Receive(options.start_timeout_ns, "for its import", cancelled));
@@ -242,10 +241,7 @@ std::optional<int> PythonProcess::Reap() {
   if (parent_) return parent_->Reap(pid);
   if (ProgramLauncher* const launcher = ProgramLauncher::Get())
     return launcher->Reap(pid);
-  int status = 0;
-  while (waitpid(pid, &status, 0) < 0 && errno == EINTR) {
-  }
-  return status;
+  return AwaitEnd(pid);
 }
 
 // Does not wait for a process that signals cannot reach (a hung network file
@@ -265,10 +261,7 @@ PythonProcess::~PythonProcess() {
   }
   if (parent_ || ProgramLauncher::Get() != nullptr)
     return;  // whose end ends it
-  std::thread([pid = pid_] {
-    while (waitpid(pid, nullptr, 0) < 0 && errno == EINTR) {
-    }
-  }).detach();
+  std::thread([pid = pid_] { AwaitEnd(pid); }).detach();
 }
 
 Status PythonProcess::Send(std::span<const std::byte> asked,

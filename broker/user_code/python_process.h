@@ -113,9 +113,12 @@ class PythonProcess {
  private:
   PythonProcess() = default;
   friend class PythonTemplate;
-  static StatusOr<std::unique_ptr<PythonProcess>> Greeted(
-      std::unique_ptr<PythonProcess> process, const FunctionOptions& options,
-      const Cancelled& cancelled);
+  // start: makes the process, which is given its end of the link, and the
+  // memory.
+  static StatusOr<std::unique_ptr<PythonProcess>> Linked(
+      const std::function<StatusOr<Child>(const std::vector<int>& fds)>& start,
+      std::shared_ptr<PythonTemplate> parent, const FunctionOptions& options,
+      const GrowingMemory& memory, const Cancelled& cancelled);
   Status Send(std::span<const std::byte> asked, std::span<const int> fds,
               const Cancelled& cancelled);
   StatusOr<Answer> Receive(uint64_t timeout_ns, const char* limit,

@@ -8,13 +8,9 @@
 #include <system_error>
 
 namespace penstock {
-namespace {
-
-constexpr size_t kNameBytesMax = 256;
-
-}  // namespace
 
 bool IsDottedName(std::string_view text) {
+  constexpr size_t kNameBytesMax = 256;
   bool in_word = false;
   for (const char c : text) {
     const bool letter = std::isalpha(static_cast<unsigned char>(c)) || c == '_';

@@ -12,7 +12,7 @@
 #include <fstream>
 #include <string>
 
-#include "broker/transform/python_function.h"
+#include "broker/transform/row_function.h"
 #include "broker/user_code/python_process.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"

@@ -1,4 +1,4 @@
-#include "broker/transform/gamma.h"
+#include "broker/transform/augmentation.h"
 
 #include <cmath>
 #include <numbers>
