@@ -116,7 +116,9 @@ class PathBuilder {
   // As it is after the stages so far.
   const Feature& feature() const { return feature_; }
   bool encoded() const { return encoded_; }
-  bool channels_first() const { return channels_first_; }
+  bool channels_first() const {
+    return channels_first_ && feature_.shape.size() == 3;
+  }
   // The channels of [h, w, c]; any other shape counts as one.
   int64_t channels() const {
     return feature_.shape.size() == 3 && !channels_first_ ? feature_.shape[2]

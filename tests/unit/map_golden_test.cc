@@ -282,6 +282,10 @@ TEST_F(MapGoldenTest, WhatDoesNotFitNamesTheStepAndTheWayOut) {
        "put it after normalize");
   says(R"([{"random_erasing": {"value": -1}}])", "put it after normalize");
   says(R"([{"random_erasing": {"value": [1, 2]}}])", "wants 1 or 3");
+  // Its classes come last: it is no picture any more.
+  says(R"([{"cast": {"dtype": "uint8", "layout": "chw"}},
+           {"one_hot": {"classes": 256}}, {"random_erasing": {}}])",
+       "has its channels first by now");
   says(R"([{"normalize": {"mean": 0, "std": 1}}, {"invert": {}}])",
        "put invert before the op that changes them");
   says(R"([{"resize": {"shorter": 60000}}])", "a side has at most 65535");
