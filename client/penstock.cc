@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <cstring>
 #include <exception>
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <set>
@@ -38,7 +39,11 @@ static const penstock::RankReader::Batch* FromC(const penstock_batch* batch) {
 
 namespace {
 
+using penstock::FailedPreconditionError;
 using penstock::Format;
+using penstock::InvalidArgumentError;
+using penstock::OkStatus;
+using penstock::Status;
 
 thread_local std::string last_error;
 
@@ -47,25 +52,16 @@ int Fail(int code, std::string message) {
   return code;
 }
 
-int Fail(const penstock::Status& status) {
+int Fail(const Status& status) {
   return Fail(-static_cast<int>(status.code()), status.message());
 }
 
-int CodeOf(const penstock::Status& status) {
+int CodeOf(const Status& status) {
   return status.ok() ? static_cast<int>(PENSTOCK_OK) : Fail(status);
 }
+int CodeOf(int code) { return code; }
 
 std::string OrEmpty(const char* text) { return text == nullptr ? "" : text; }
-
-// Keeps exceptions from crossing the ABI; only running out of memory throws.
-template <typename Body>
-int Guard(Body body) {
-  try {
-    return body();
-  } catch (const std::exception& error) {
-    return Fail(PENSTOCK_INTERNAL, error.what());
-  }
-}
 
 // False: one of them is NULL, which is the last error.
 template <typename... Pointers>
@@ -75,20 +71,34 @@ bool AllGiven(Pointers... pointers) {
   return false;
 }
 
-// False: not 0 seconds or more; sets the last error.
-bool IsTime(const char* name, double seconds) {
-  if (seconds >= 0) return true;
-  last_error = Format("{}: {}: wanted 0 seconds or more", name, seconds);
-  return false;
+// The code of body's Status, or body's own. given: of AllGiven. Keeps
+// exceptions from crossing the ABI; only running out of memory throws.
+template <typename Body>
+int Guard(bool given, Body body) {
+  if (!given) return PENSTOCK_INVALID_ARGUMENT;
+  try {
+    return CodeOf(body());
+  } catch (const std::exception& error) {
+    return Fail(PENSTOCK_INTERNAL, error.what());
+  }
 }
 
-int Describe(const penstock::ElementSpec& spec, uint32_t index,
-             penstock_feature* feature) {
+Status CheckTime(const char* name, double seconds) {
+  if (seconds >= 0) return OkStatus();
+  return InvalidArgumentError("{}: {}: wanted 0 seconds or more", name,
+                              seconds);
+}
+
+// The callback of C as one of C++; none: nullptr.
+std::function<bool()> Callback(int32_t (*ask)(void*), void* context) {
+  if (ask == nullptr) return nullptr;
+  return [=] { return ask(context) != 0; };
+}
+
+Status Describe(const penstock::ElementSpec& spec, uint32_t index,
+                penstock_feature* feature) {
   if (index >= spec.size()) {
-    return Guard([&] {
-      return Fail(PENSTOCK_INVALID_ARGUMENT,
-                  Format("feature {} of {}", index, spec.size()));
-    });
+    return InvalidArgumentError("feature {} of {}", index, spec.size());
   }
   const penstock::Feature& from = spec[index];
   feature->name = from.name.c_str();
@@ -98,7 +108,7 @@ int Describe(const penstock::ElementSpec& spec, uint32_t index,
     feature->shape[i] = i < from.shape.size() ? from.shape[i] : 0;
   }
   feature->row_bytes = from.RowBytes();
-  return PENSTOCK_OK;
+  return OkStatus();
 }
 
 }  // namespace
@@ -110,27 +120,23 @@ const char* penstock_error(void) { return last_error.c_str(); }
 const char* penstock_version(void) { return PENSTOCK_VERSION; }
 
 int penstock_attach(const penstock_options* options, penstock_reader** reader) {
-  if (!AllGiven(options, reader)) return PENSTOCK_INVALID_ARGUMENT;
-  return Guard([&] {
+  return Guard(AllGiven(options, reader), [&] {
     *reader = nullptr;
     // A program built with an older header has fewer fields: the others keep
     // their defaults.
     constexpr uint32_t kSmallest = offsetof(penstock_options, delivery);
     if (options->struct_bytes < kSmallest ||
         options->struct_bytes > sizeof(penstock_options)) {
-      return Fail(
-          PENSTOCK_FAILED_PRECONDITION,
-          Format("penstock_options has {} bytes, this libpenstock.so takes {} "
-                 "to {}: initialise it with PENSTOCK_OPTIONS_INIT, and compile "
-                 "with the penstock.h of the library",
-                 options->struct_bytes, kSmallest, sizeof(penstock_options)));
+      return FailedPreconditionError(
+          "penstock_options has {} bytes, this libpenstock.so takes {} to {}: "
+          "initialise it with PENSTOCK_OPTIONS_INIT, and compile with the "
+          "penstock.h of the library",
+          options->struct_bytes, kSmallest, sizeof(penstock_options));
     }
     penstock_options given = PENSTOCK_OPTIONS_INIT;
     std::memcpy(&given, options, options->struct_bytes);
-    if (!IsTime("timeout_s", given.timeout_s) ||
-        !IsTime("wait_s", given.wait_s)) {
-      return static_cast<int>(PENSTOCK_INVALID_ARGUMENT);
-    }
+    PENSTOCK_RETURN_IF_ERROR(CheckTime("timeout_s", given.timeout_s));
+    PENSTOCK_RETURN_IF_ERROR(CheckTime("wait_s", given.wait_s));
     penstock::AttachOptions attach;
     attach.dataset = OrEmpty(given.dataset);
     attach.spec = OrEmpty(given.spec);
@@ -153,32 +159,27 @@ int penstock_attach(const penstock_options* options, penstock_reader** reader) {
     attach.node = given.node;
     attach.autostart = given.autostart != 0;
     attach.spec_generated = given.spec_generated != 0;
-    if (given.cancelled != nullptr) {
-      attach.cancelled = [ask = given.cancelled,
-                          context = given.cancelled_context] {
-        return ask(context) != 0;
-      };
-    }
+    attach.cancelled = Callback(given.cancelled, given.cancelled_context);
     attach.reconnect_s = given.reconnect_s == 0
                              ? penstock::kReconnectSeconds
                              : std::max(given.reconnect_s, 0.0);
-    auto attached = penstock::RankReader::Attach(std::move(attach));
-    if (!attached.ok()) return Fail(attached.status());
-    *reader = new penstock_reader{*std::move(attached), {}};
-    return static_cast<int>(PENSTOCK_OK);
+    PENSTOCK_ASSIGN_OR_RETURN(auto attached,
+                              penstock::RankReader::Attach(attach));
+    *reader = new penstock_reader{std::move(attached), {}};
+    return OkStatus();
   });
 }
 
 int penstock_broker_start(int32_t workers, const char* memory_limit,
                           penstock_broker** broker) {
-  if (!AllGiven(broker)) return PENSTOCK_INVALID_ARGUMENT;
-  return Guard([&] {
+  return Guard(AllGiven(broker), [&] {
     *broker = nullptr;
-    auto started = penstock::OwnBroker::Start(
-        {.workers = workers, .memory_limit = OrEmpty(memory_limit)});
-    if (!started.ok()) return Fail(started.status());
-    *broker = new penstock_broker{*std::move(started)};
-    return static_cast<int>(PENSTOCK_OK);
+    PENSTOCK_ASSIGN_OR_RETURN(
+        auto started,
+        penstock::OwnBroker::Start(
+            {.workers = workers, .memory_limit = OrEmpty(memory_limit)}));
+    *broker = new penstock_broker{std::move(started)};
+    return OkStatus();
   });
 }
 
@@ -189,19 +190,19 @@ const char* penstock_broker_socket(const penstock_broker* broker) {
 void penstock_broker_stop(penstock_broker* broker) { delete broker; }
 
 int penstock_own_broker(const char** socket) {
-  if (!AllGiven(socket)) return PENSTOCK_INVALID_ARGUMENT;
-  return Guard([&] {
-    const auto launch = penstock::DetectLaunch(penstock::ProcessEnvironment());
-    if (!launch.ok()) return Fail(launch.status());
-    const auto found =
-        penstock::SocketOfOwnBroker(launch->local_world_size > 1);
-    if (!found.ok()) return Fail(found.status());
+  return Guard(AllGiven(socket), [&] {
+    PENSTOCK_ASSIGN_OR_RETURN(
+        const auto launch,
+        penstock::DetectLaunch(penstock::ProcessEnvironment()));
+    PENSTOCK_ASSIGN_OR_RETURN(
+        const std::string found,
+        penstock::SocketOfOwnBroker(launch.local_world_size > 1));
     // Kept for the process: a broker that died is followed by another.
     static std::mutex mutex;
     static auto* const sockets = new std::set<std::string>();
     const std::lock_guard lock(mutex);
-    *socket = sockets->insert(*found).first->c_str();
-    return static_cast<int>(PENSTOCK_OK);
+    *socket = sockets->insert(found).first->c_str();
+    return OkStatus();
   });
 }
 
@@ -213,8 +214,7 @@ void penstock_detach(penstock_reader* reader) {
 
 int penstock_next_within(penstock_reader* reader, double timeout_s,
                          penstock_batch** batch) {
-  if (!AllGiven(reader, batch)) return PENSTOCK_INVALID_ARGUMENT;
-  return Guard([&] {
+  return Guard(AllGiven(reader, batch), [&] {
     *batch = nullptr;
     penstock::RankReader::Batch* taken = nullptr;
     const auto result = reader->reader->Next(timeout_s, &taken);
@@ -247,41 +247,31 @@ void penstock_release(penstock_batch* batch) {
 }
 
 int penstock_state(penstock_reader* reader, const char** state) {
-  if (!AllGiven(reader, state)) return PENSTOCK_INVALID_ARGUMENT;
-  return Guard([&] {
+  return Guard(AllGiven(reader, state), [&] {
     *state = nullptr;
-    auto text = reader->reader->State();
-    if (!text.ok()) return Fail(text.status());
-    reader->state = *std::move(text);
+    PENSTOCK_ASSIGN_OR_RETURN(reader->state, reader->reader->State());
     *state = reader->state.c_str();
-    return static_cast<int>(PENSTOCK_OK);
+    return OkStatus();
   });
 }
 
 int penstock_reset(penstock_reader* reader, int32_t rank, int32_t world_size,
                    int32_t local_world_size, const char* state) {
-  if (!AllGiven(reader)) return PENSTOCK_INVALID_ARGUMENT;
-  return Guard([&] {
-    const penstock::Status status = reader->reader->Reset(
-        rank, world_size, local_world_size, OrEmpty(state));
-    return CodeOf(status);
+  return Guard(AllGiven(reader), [&] {
+    return reader->reader->Reset(rank, world_size, local_world_size,
+                                 OrEmpty(state));
   });
 }
 
 int penstock_stop_job(penstock_reader* reader, int32_t now) {
-  if (!AllGiven(reader)) return PENSTOCK_INVALID_ARGUMENT;
-  return Guard([&] {
-    const penstock::Status status = reader->reader->StopJob(now != 0);
-    return CodeOf(status);
-  });
+  return Guard(AllGiven(reader),
+               [&] { return reader->reader->StopJob(now != 0); });
 }
 
 int penstock_set_weights(penstock_reader* reader, const double* weights,
                          uint32_t count, int64_t epoch, int64_t row) {
-  if (!AllGiven(reader, weights)) return PENSTOCK_INVALID_ARGUMENT;
-  return Guard([&] {
-    return CodeOf(
-        reader->reader->SetWeights({weights, weights + count}, epoch, row));
+  return Guard(AllGiven(reader, weights), [&] {
+    return reader->reader->SetWeights({weights, weights + count}, epoch, row);
   });
 }
 
@@ -323,17 +313,17 @@ uint32_t penstock_feature_count(const penstock_reader* reader) {
 
 int penstock_feature_at(const penstock_reader* reader, uint32_t index,
                         penstock_feature* feature) {
-  if (!AllGiven(reader, feature)) return PENSTOCK_INVALID_ARGUMENT;
-  return Describe(reader->reader->element_spec(), index, feature);
+  return Guard(AllGiven(reader, feature), [&] {
+    return Describe(reader->reader->element_spec(), index, feature);
+  });
 }
 
 int penstock_feature_index(const penstock_reader* reader, const char* name) {
-  if (!AllGiven(reader, name)) return PENSTOCK_INVALID_ARGUMENT;
-  const penstock::ElementSpec& spec = reader->reader->element_spec();
-  for (size_t i = 0; i < spec.size(); ++i) {
-    if (spec[i].name == name) return static_cast<int>(i);
-  }
-  return Guard([&] {
+  return Guard(AllGiven(reader, name), [&] {
+    const penstock::ElementSpec& spec = reader->reader->element_spec();
+    for (size_t i = 0; i < spec.size(); ++i) {
+      if (spec[i].name == name) return static_cast<int>(i);
+    }
     std::string known;
     for (const penstock::Feature& feature : spec) {
       known += (known.empty() ? "" : ", ") + feature.name;
@@ -370,41 +360,33 @@ void penstock_get_stats(const penstock_reader* reader, penstock_stats* stats) {
 
 int penstock_produce(const penstock_producer_options* options,
                      penstock_producer** producer) {
-  if (!AllGiven(options, producer)) return PENSTOCK_INVALID_ARGUMENT;
-  return Guard([&] {
+  return Guard(AllGiven(options, producer), [&] {
     *producer = nullptr;
     if (options->struct_bytes != sizeof(penstock_producer_options)) {
-      return Fail(
-          PENSTOCK_FAILED_PRECONDITION,
-          Format("penstock_producer_options has {} bytes, this libpenstock.so "
-                 "takes {}: initialise it with PENSTOCK_PRODUCER_OPTIONS_INIT, "
-                 "and compile with the penstock.h of the library",
-                 options->struct_bytes, sizeof(penstock_producer_options)));
+      return FailedPreconditionError(
+          "penstock_producer_options has {} bytes, this libpenstock.so takes "
+          "{}: initialise it with PENSTOCK_PRODUCER_OPTIONS_INIT, and compile "
+          "with the penstock.h of the library",
+          options->struct_bytes, sizeof(penstock_producer_options));
     }
-    if (options->feature_count > 0 && !AllGiven(options->features)) {
-      return static_cast<int>(PENSTOCK_INVALID_ARGUMENT);
-    }
+    const Status null = InvalidArgumentError("a pointer is NULL");
+    if (options->feature_count > 0 && options->features == nullptr) return null;
     penstock::ProduceOptions produce;
     for (uint32_t i = 0; i < options->feature_count; ++i) {
       const penstock_feature& from = options->features[i];
-      if (!AllGiven(from.name)) {
-        return static_cast<int>(PENSTOCK_INVALID_ARGUMENT);
-      }
+      if (from.name == nullptr) return null;
       if (from.dtype < PENSTOCK_UINT8 || from.dtype > PENSTOCK_BOOL ||
           from.dimensions >= PENSTOCK_DIMENSIONS_MAX ||
           std::any_of(from.shape, from.shape + from.dimensions,
                       [](int64_t size) { return size < 1; })) {
-        return Fail(PENSTOCK_INVALID_ARGUMENT,
-                    Format("feature '{}': its dtype or its shape is impossible",
-                           from.name));
+        return InvalidArgumentError(
+            "feature '{}': its dtype or its shape is impossible", from.name);
       }
       produce.features.push_back({from.name,
                                   static_cast<penstock::DType>(from.dtype),
                                   {from.shape, from.shape + from.dimensions}});
     }
-    if (!IsTime("timeout_s", options->timeout_s)) {
-      return static_cast<int>(PENSTOCK_INVALID_ARGUMENT);
-    }
+    PENSTOCK_RETURN_IF_ERROR(CheckTime("timeout_s", options->timeout_s));
     produce.job = OrEmpty(options->job);
     produce.dataset = OrEmpty(options->dataset);
     produce.socket = OrEmpty(options->socket);
@@ -413,16 +395,11 @@ int penstock_produce(const penstock_producer_options* options,
     if (options->reconnect_s != 0) {
       produce.reconnect_s = std::max(options->reconnect_s, 0.0);
     }
-    if (options->cancelled != nullptr) {
-      produce.cancelled = [ask = options->cancelled,
-                           context = options->cancelled_context] {
-        return ask(context) != 0;
-      };
-    }
-    auto opened = penstock::Producer::Open(produce);
-    if (!opened.ok()) return Fail(opened.status());
-    *producer = new penstock_producer{*std::move(opened)};
-    return static_cast<int>(PENSTOCK_OK);
+    produce.cancelled =
+        Callback(options->cancelled, options->cancelled_context);
+    PENSTOCK_ASSIGN_OR_RETURN(auto opened, penstock::Producer::Open(produce));
+    *producer = new penstock_producer{std::move(opened)};
+    return OkStatus();
   });
 }
 
@@ -431,8 +408,8 @@ uint64_t penstock_producer_next_row(const penstock_producer* producer) {
 }
 
 int penstock_producer_reserve(penstock_producer* producer, uint64_t rows) {
-  if (!AllGiven(producer)) return PENSTOCK_INVALID_ARGUMENT;
-  return Guard([&] { return CodeOf(producer->producer->Reserve(rows)); });
+  return Guard(AllGiven(producer),
+               [&] { return producer->producer->Reserve(rows); });
 }
 
 void* penstock_producer_data(const penstock_producer* producer,
@@ -441,18 +418,18 @@ void* penstock_producer_data(const penstock_producer* producer,
 }
 
 int penstock_producer_put(penstock_producer* producer, uint64_t rows) {
-  if (!AllGiven(producer)) return PENSTOCK_INVALID_ARGUMENT;
-  return Guard([&] { return CodeOf(producer->producer->Put(rows)); });
+  return Guard(AllGiven(producer),
+               [&] { return producer->producer->Put(rows); });
 }
 
 int penstock_producer_finish(penstock_producer* producer) {
-  if (!AllGiven(producer)) return PENSTOCK_INVALID_ARGUMENT;
-  return Guard([&] { return CodeOf(producer->producer->Finish()); });
+  return Guard(AllGiven(producer),
+               [&] { return producer->producer->Finish(); });
 }
 
 int penstock_producer_fail(penstock_producer* producer, const char* why) {
-  if (!AllGiven(producer)) return PENSTOCK_INVALID_ARGUMENT;
-  return Guard([&] { return CodeOf(producer->producer->Fail(OrEmpty(why))); });
+  return Guard(AllGiven(producer),
+               [&] { return producer->producer->Fail(OrEmpty(why)); });
 }
 
 void penstock_producer_close(penstock_producer* producer) { delete producer; }
@@ -484,9 +461,10 @@ int32_t penstock_batch_part(const penstock_batch* batch) {
 
 int penstock_batch_feature(const penstock_batch* batch, uint32_t index,
                            penstock_feature* feature) {
-  if (!AllGiven(batch, feature)) return PENSTOCK_INVALID_ARGUMENT;
-  const penstock::RankReader::Batch* from = FromC(batch);
-  return Describe(from->reader->element_spec(from->cell), index, feature);
+  return Guard(AllGiven(batch, feature), [&] {
+    const penstock::RankReader::Batch* from = FromC(batch);
+    return Describe(from->reader->element_spec(from->cell), index, feature);
+  });
 }
 
 const void* penstock_batch_data(const penstock_batch* batch, uint32_t feature) {
@@ -498,16 +476,14 @@ const void* penstock_batch_data(const penstock_batch* batch, uint32_t feature) {
 void* penstock_batch_writable_data(penstock_batch* batch, uint32_t feature) {
   penstock::RankReader::Batch* from = FromC(batch);
   void* data = nullptr;
-  Guard([&] {
+  Guard(true, [&] {
     const size_t features = from->reader->element_spec().size();
     if (feature >= features) {
-      return Fail(PENSTOCK_INVALID_ARGUMENT,
-                  Format("feature {} of {}", feature, features));
+      return InvalidArgumentError("feature {} of {}", feature, features);
     }
-    const auto writable = penstock::RankReader::WritableData(from, feature);
-    if (!writable.ok()) return Fail(writable.status());
-    data = *writable;
-    return static_cast<int>(PENSTOCK_OK);
+    PENSTOCK_ASSIGN_OR_RETURN(
+        data, penstock::RankReader::WritableData(from, feature));
+    return OkStatus();
   });
   return data;
 }

@@ -13,6 +13,7 @@
 #ifndef PENSTOCK_HPP_
 #define PENSTOCK_HPP_
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <iterator>
@@ -46,40 +47,18 @@ inline int Check(int code) {
   if (code < 0) throw Error(code, penstock_error());
   return code;
 }
-template <typename T>
-struct DTypeOf;
-template <>
-struct DTypeOf<uint8_t> {
-  static constexpr uint32_t value = PENSTOCK_UINT8;
-};
-template <>
-struct DTypeOf<int8_t> {
-  static constexpr uint32_t value = PENSTOCK_INT8;
-};
-template <>
-struct DTypeOf<int16_t> {
-  static constexpr uint32_t value = PENSTOCK_INT16;
-};
-template <>
-struct DTypeOf<int32_t> {
-  static constexpr uint32_t value = PENSTOCK_INT32;
-};
-template <>
-struct DTypeOf<int64_t> {
-  static constexpr uint32_t value = PENSTOCK_INT64;
-};
-template <>
-struct DTypeOf<float> {
-  static constexpr uint32_t value = PENSTOCK_FLOAT32;
-};
-template <>
-struct DTypeOf<double> {
-  static constexpr uint32_t value = PENSTOCK_FLOAT64;
-};
-template <>
-struct DTypeOf<bool> {
-  static constexpr uint32_t value = PENSTOCK_BOOL;
-};
+// By the type that is pointed to; of other types there is none.
+constexpr uint32_t DTypeOf(const uint8_t*) { return PENSTOCK_UINT8; }
+constexpr uint32_t DTypeOf(const int8_t*) { return PENSTOCK_INT8; }
+constexpr uint32_t DTypeOf(const int16_t*) { return PENSTOCK_INT16; }
+constexpr uint32_t DTypeOf(const int32_t*) { return PENSTOCK_INT32; }
+constexpr uint32_t DTypeOf(const int64_t*) { return PENSTOCK_INT64; }
+constexpr uint32_t DTypeOf(const float*) { return PENSTOCK_FLOAT32; }
+constexpr uint32_t DTypeOf(const double*) { return PENSTOCK_FLOAT64; }
+constexpr uint32_t DTypeOf(const bool*) { return PENSTOCK_BOOL; }
+inline const char* OrNull(const std::string& text) {
+  return text.empty() ? nullptr : text.c_str();
+}
 }  // namespace internal
 
 // See penstock_options. Fields left as they are come from the launcher, or are
@@ -113,8 +92,7 @@ class Broker {
  public:
   explicit Broker(int workers = 0, const std::string& memory_limit = "") {
     internal::Check(penstock_broker_start(
-        workers, memory_limit.empty() ? nullptr : memory_limit.c_str(),
-        &broker_));
+        workers, internal::OrNull(memory_limit), &broker_));
   }
   Broker(Broker&& other) noexcept
       : broker_(std::exchange(other.broker_, nullptr)) {}
@@ -197,12 +175,12 @@ class Batch {
     const int index =
         internal::Check(penstock_feature_index(reader_, feature.c_str()));
     const penstock_feature info = this->feature(index);
-    if (info.dtype != internal::DTypeOf<T>::value) {
+    const auto* const values = static_cast<const T*>(data(index));
+    if (info.dtype != internal::DTypeOf(values)) {
       throw Error(PENSTOCK_INVALID_ARGUMENT,
                   "feature '" + feature + "' has another dtype than requested");
     }
-    return {static_cast<const T*>(data(index)),
-            rows() * (info.row_bytes / sizeof(T))};
+    return {values, rows() * (info.row_bytes / sizeof(T))};
   }
 
  private:
@@ -260,19 +238,19 @@ class Reader {
   // Attaches; see penstock_attach for what it waits for and throws.
   explicit Reader(const Options& options) {
     penstock_options c = PENSTOCK_OPTIONS_INIT;
-    c.dataset = OrNull(options.dataset);
-    c.spec = OrNull(options.spec);
-    c.job = OrNull(options.job);
-    c.socket = OrNull(options.socket);
+    c.dataset = internal::OrNull(options.dataset);
+    c.spec = internal::OrNull(options.spec);
+    c.job = internal::OrNull(options.job);
+    c.socket = internal::OrNull(options.socket);
     c.rank = options.rank;
     c.world_size = options.world_size;
     c.local_world_size = options.local_world_size;
     c.timeout_s = options.timeout_s;
     c.repeat_first = options.repeat_first ? 1 : 0;
-    c.delivery = OrNull(options.delivery);
-    c.lag = OrNull(options.lag);
-    c.on_rank_death = OrNull(options.on_rank_death);
-    c.state = OrNull(options.state);
+    c.delivery = internal::OrNull(options.delivery);
+    c.lag = internal::OrNull(options.lag);
+    c.on_rank_death = internal::OrNull(options.on_rank_death);
+    c.state = internal::OrNull(options.state);
     c.window = options.window;
     c.consumers = options.consumers;
     c.full_epoch = options.full_epoch ? 1 : 0;
@@ -385,9 +363,6 @@ class Reader {
   penstock_reader* c_reader() const { return reader_; }
 
  private:
-  static const char* OrNull(const std::string& text) {
-    return text.empty() ? nullptr : text.c_str();
-  }
   penstock_reader* reader_ = nullptr;
   bool ended_ = false;
 };
@@ -427,20 +402,15 @@ class Producer {
         throw Error(PENSTOCK_INVALID_ARGUMENT,
                     "feature '" + from.name + "' has too many dimensions");
       }
-      for (size_t i = 0; i < from.shape.size(); ++i) {
-        feature.shape[i] = from.shape[i];
-      }
+      std::copy(from.shape.begin(), from.shape.end(), feature.shape);
     }
-    const auto or_null = [](const std::string& text) {
-      return text.empty() ? nullptr : text.c_str();
-    };
     penstock_producer_options c = PENSTOCK_PRODUCER_OPTIONS_INIT;
     c.feature_count = static_cast<uint32_t>(features.size());
     c.features = features.data();
     c.rows = options.rows;
-    c.job = or_null(options.job);
-    c.dataset = or_null(options.dataset);
-    c.socket = or_null(options.socket);
+    c.job = internal::OrNull(options.job);
+    c.dataset = internal::OrNull(options.dataset);
+    c.socket = internal::OrNull(options.socket);
     c.timeout_s = options.timeout_s;
     c.reconnect_s = options.reconnect_s;
     internal::Check(penstock_produce(&c, &producer_));

@@ -3,8 +3,6 @@
 #include <CLI/CLI.hpp>
 #include <cstdio>
 #include <cstdlib>
-#include <filesystem>
-#include <optional>
 #include <utility>
 
 namespace penstock {
@@ -68,39 +66,14 @@ Command Command::AddCommand(const std::string& name, const std::string& text) {
   return Command(command);
 }
 
-template <typename T>
-CommandOption Command::AddOption(const std::string& names, T* target,
+CommandOption Command::AddOption(const std::string& names, OptionTarget target,
                                  const std::string& text) {
-  return CommandOption(app_->add_option(names, *target, text));
+  return std::visit(
+      [&](auto* value) {
+        return CommandOption(app_->add_option(names, *value, text));
+      },
+      target);
 }
-template CommandOption Command::AddOption(const std::string&, std::string*,
-                                          const std::string&);
-template CommandOption Command::AddOption(const std::string&,
-                                          std::filesystem::path*,
-                                          const std::string&);
-template CommandOption Command::AddOption(const std::string&, int*,
-                                          const std::string&);
-template CommandOption Command::AddOption(const std::string&, uint32_t*,
-                                          const std::string&);
-template CommandOption Command::AddOption(const std::string&, uint64_t*,
-                                          const std::string&);
-template CommandOption Command::AddOption(const std::string&, double*,
-                                          const std::string&);
-template CommandOption Command::AddOption(const std::string&,
-                                          std::optional<std::string>*,
-                                          const std::string&);
-template CommandOption Command::AddOption(const std::string&,
-                                          std::optional<uint32_t>*,
-                                          const std::string&);
-template CommandOption Command::AddOption(const std::string&,
-                                          std::optional<uint64_t>*,
-                                          const std::string&);
-template CommandOption Command::AddOption(const std::string&,
-                                          std::vector<std::string>*,
-                                          const std::string&);
-template CommandOption Command::AddOption(const std::string&,
-                                          std::vector<double>*,
-                                          const std::string&);
 
 CommandOption Command::AddFlag(const std::string& names, bool* target,
                                const std::string& text) {
@@ -111,7 +84,9 @@ CommandOption Command::option(const std::string& name) {
   return CommandOption(app_->get_option(name));
 }
 
-void Command::SetFooter(const std::string& text) { app_->footer(text); }
+void Command::SetFooter(const std::string& text) {
+  app_->footer(text.substr(text.starts_with('\n') ? 1 : 0));
+}
 void Command::RequireCommand() { app_->require_subcommand(1); }
 void Command::PassOptionsUp() { app_->fallthrough(); }
 Command Command::Hide() {

@@ -13,11 +13,15 @@
 #define COMMON_COMMAND_LINE_H_
 
 #include <charconv>
+#include <cstdint>
+#include <filesystem>
 #include <functional>
 #include <limits>
 #include <memory>
+#include <optional>
 #include <string>
 #include <system_error>
+#include <variant>
 #include <vector>
 
 #include "common/format.h"
@@ -30,6 +34,13 @@ class Option;
 }  // namespace CLI
 
 namespace penstock {
+
+// Where the value of an option goes.
+using OptionTarget =
+    std::variant<std::string*, std::filesystem::path*, int*, uint32_t*,
+                 uint64_t*, double*, std::optional<std::string>*,
+                 std::optional<uint32_t>*, std::optional<uint64_t>*,
+                 std::vector<std::string>*, std::vector<double>*>;
 
 class CommandOption {
  public:
@@ -79,16 +90,15 @@ class Command {
 
   Command AddCommand(const std::string& name, const std::string& text);
   // names: "--name", "-n,--name", or "NAME" for an argument without one. The
-  // target outlives the parse. T: std::string, a path, int, uint32_t, uint64_t,
-  // double; std::optional of std::string, uint32_t or uint64_t; std::vector of
-  // std::string or double.
-  template <typename T>
-  CommandOption AddOption(const std::string& names, T* target,
+  // target outlives the parse.
+  CommandOption AddOption(const std::string& names, OptionTarget target,
                           const std::string& text);
   CommandOption option(const std::string& name);  // "--name", declared before
   // "!--no-name" in names sets *target to false.
   CommandOption AddFlag(const std::string& names, bool* target,
                         const std::string& text);
+  // A line end at its beginning is left out: a raw string begins on a line of
+  // its own.
   void SetFooter(const std::string& text);
   // One of its commands must be given.
   void RequireCommand();

@@ -6,10 +6,13 @@
 
 #include <fmt/core.h>
 
+#include <algorithm>
 #include <cstdio>
 #include <iterator>
 #include <string>
+#include <string_view>
 #include <utility>
+#include <vector>
 
 namespace penstock {
 
@@ -45,6 +48,18 @@ std::string JoinText(Iterator first, Iterator last, const char* separator) {
 template <typename Range>
 std::string JoinText(const Range& range, const char* separator) {
   return JoinText(std::begin(range), std::end(range), separator);
+}
+
+// The pieces of a text between separators; behind one at its end there is none.
+inline std::vector<std::string> SplitText(std::string_view text,
+                                          char separator) {
+  std::vector<std::string> pieces;
+  while (!text.empty()) {
+    const std::string_view piece = text.substr(0, text.find(separator));
+    pieces.emplace_back(piece);
+    text.remove_prefix(std::min(piece.size() + 1, text.size()));
+  }
+  return pieces;
 }
 
 }  // namespace penstock

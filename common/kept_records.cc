@@ -1,7 +1,6 @@
 #include "common/kept_records.h"
 
 #include <bit>
-#include <cstring>
 #include <nlohmann/json.hpp>
 
 #define XXH_INLINE_ALL

@@ -8,7 +8,6 @@
 
 #include <filesystem>
 #include <string>
-#include <string_view>
 #include <system_error>
 
 #include "common/format.h"

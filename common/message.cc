@@ -6,7 +6,6 @@
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/un.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <cstdlib>
@@ -23,12 +22,8 @@ constexpr int kSealsOfMessage =
 StatusOr<Fd> TextInMemfd(const std::string& text) {
   Fd fd(memfd_create("penstock message", MFD_CLOEXEC | MFD_ALLOW_SEALING));
   if (!fd) return ErrnoError(errno, "memfd_create");
-  size_t written = 0;
-  while (written < text.size()) {
-    const ssize_t n =
-        write(fd.get(), text.data() + written, text.size() - written);
-    if (n < 0) return ErrnoError(errno, "write to a memfd");
-    written += static_cast<size_t>(n);
+  if (!WriteWholly(fd.get(), text)) {
+    return ErrnoError(errno, "write to a memfd");
   }
   if (fcntl(fd.get(), F_ADD_SEALS, kSealsOfMessage) != 0) {
     return ErrnoError(errno, "seal a memfd");
@@ -48,11 +43,8 @@ StatusOr<std::string> TextFromMemfd(int fd, uint64_t bytes, size_t bytes_max) {
         bytes);
   }
   std::string text(bytes, '\0');
-  size_t got = 0;
-  while (got < bytes) {
-    const ssize_t n = pread(fd, text.data() + got, bytes - got, got);
-    if (n <= 0) return InvalidArgumentError("a large message cannot be read");
-    got += static_cast<size_t>(n);
+  if (!ReadWholly(fd, text.data(), bytes)) {
+    return InvalidArgumentError("a large message cannot be read");
   }
   return text;
 }
@@ -337,19 +329,20 @@ StatusOr<Message> Request(
       if (on_event && !on_event(json)) return CancelledError("interrupted");
       continue;
     }
-    if (json.contains("ok") && json["ok"].is_boolean() &&
-        json["ok"].get<bool>()) {
-      return std::move(*message);
-    }
-    const nlohmann::json code = json.value("code", nlohmann::json());
-    const nlohmann::json text = json.value("error", nlohmann::json());
-    if (!code.is_number_integer() || code.get<int>() == 0 ||
-        !text.is_string()) {
-      return InternalError("the broker's answer does not follow the protocol");
-    }
-    return Status(static_cast<StatusCode>(code.get<int>()),
-                  text.get<std::string>());
+    PENSTOCK_RETURN_IF_ERROR(StatusOfAnswer(json));
+    return std::move(*message);
   }
+}
+
+Status StatusOfAnswer(const nlohmann::json& answer) {
+  if (answer.value("ok", nlohmann::json()) == true) return OkStatus();
+  const nlohmann::json code = answer.value("code", nlohmann::json());
+  const nlohmann::json text = answer.value("error", nlohmann::json());
+  if (!code.is_number_integer() || code.get<int>() == 0 || !text.is_string()) {
+    return InternalError("the broker's answer does not follow the protocol");
+  }
+  return Status(static_cast<StatusCode>(code.get<int>()),
+                text.get<std::string>());
 }
 
 nlohmann::json OkReply() { return {{"ok", true}}; }

@@ -75,6 +75,9 @@ StatusOr<Message> Request(
     Deadline deadline = std::nullopt,
     const std::function<bool(const nlohmann::json&)>& on_event = nullptr);
 
+// The status that an answer has. Internal: it does not follow the protocol.
+Status StatusOfAnswer(const nlohmann::json& answer);
+
 // ---- the answering side ----------------------------------------------------
 
 nlohmann::json OkReply();

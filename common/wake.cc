@@ -19,9 +19,7 @@ StatusOr<WakePair> MakeWakePair() {
 void SendWake(int socket) {
   const int saved = errno;
   const char byte = 1;
-  while (send(socket, &byte, 1, MSG_DONTWAIT | MSG_NOSIGNAL) < 0 &&
-         errno == EINTR) {
-  }
+  (void)TEMP_FAILURE_RETRY(send(socket, &byte, 1, MSG_DONTWAIT | MSG_NOSIGNAL));
   errno = saved;
 }
 

@@ -7,42 +7,29 @@
 namespace penstock {
 namespace {
 
-// Names of one launcher's variables; of `job`, the first that is set counts.
+// Names of one launcher's variables; of the two of a job, the first that is set
+// counts.
 struct Launcher {
   const char* name;
   const char* rank;
   const char* world_size;
   const char* local_world_size;  // unset: all ranks are local
   const char* local_rank;
-  std::initializer_list<const char*> job;
+  const char* job = nullptr;
+  const char* other_job = nullptr;
 };
 
 // In order of preference: the innermost launcher first.
 const Launcher kLaunchers[] = {
-    {"penstock run",
-     "PENSTOCK_RANK",
-     "PENSTOCK_WORLD_SIZE",
-     "PENSTOCK_LOCAL_WORLD_SIZE",
-     "PENSTOCK_LOCAL_RANK",
-     {}},
-    {"Horovod",
-     "HOROVOD_RANK",
-     "HOROVOD_SIZE",
-     "HOROVOD_LOCAL_SIZE",
-     "HOROVOD_LOCAL_RANK",
-     {"PMIX_NAMESPACE"}},
-    {"torchrun",
-     "RANK",
-     "WORLD_SIZE",
-     "LOCAL_WORLD_SIZE",
-     "LOCAL_RANK",
-     {"TORCHELASTIC_RUN_ID"}},
-    {"OpenMPI",
-     "OMPI_COMM_WORLD_RANK",
-     "OMPI_COMM_WORLD_SIZE",
-     "OMPI_COMM_WORLD_LOCAL_SIZE",
-     "OMPI_COMM_WORLD_LOCAL_RANK",
-     {"PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid"}},
+    {"penstock run", "PENSTOCK_RANK", "PENSTOCK_WORLD_SIZE",
+     "PENSTOCK_LOCAL_WORLD_SIZE", "PENSTOCK_LOCAL_RANK"},
+    {"Horovod", "HOROVOD_RANK", "HOROVOD_SIZE", "HOROVOD_LOCAL_SIZE",
+     "HOROVOD_LOCAL_RANK", "PMIX_NAMESPACE"},
+    {"torchrun", "RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "LOCAL_RANK",
+     "TORCHELASTIC_RUN_ID"},
+    {"OpenMPI", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE",
+     "OMPI_COMM_WORLD_LOCAL_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK",
+     "PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid"},
 };
 
 StatusOr<int64_t> Number(const std::string& name, const std::string& text) {
@@ -75,10 +62,7 @@ int64_t LocalRank(const Environment& environment, const char* name,
 // `node`.
 StatusOr<int64_t> SlurmTasksOfNode(const std::string& text, int64_t node) {
   int64_t seen = 0;
-  size_t at = 0;
-  while (at < text.size()) {
-    const size_t comma = std::min(text.find(',', at), text.size());
-    const std::string item = text.substr(at, comma - at);
+  for (const std::string& item : SplitText(text, ',')) {
     const size_t times_at = item.find("(x");
     int64_t times = 1;
     if (times_at != std::string::npos && item.back() == ')') {
@@ -91,7 +75,6 @@ StatusOr<int64_t> SlurmTasksOfNode(const std::string& text, int64_t node) {
         Number("SLURM_STEP_TASKS_PER_NODE", item.substr(0, times_at)));
     seen += times;
     if (node < seen) return tasks;
-    at = comma + 1;
   }
   return InvalidArgumentError(
       "SLURM_STEP_TASKS_PER_NODE='{}' does not list node {}", text, node);
@@ -211,8 +194,9 @@ StatusOr<LaunchInfo> DetectLaunch(const Environment& environment) {
           NumberOf(environment, launcher.local_world_size));
     }
     info.local_rank = LocalRank(environment, launcher.local_rank, info);
-    for (const char* name : launcher.job) {
-      if (info.job.empty()) info.job = environment(name).value_or("");
+    for (const char* name : {launcher.job, launcher.other_job}) {
+      if (name == nullptr || !info.job.empty()) continue;
+      info.job = environment(name).value_or("");
     }
     return info;
   }

@@ -57,17 +57,6 @@ std::string FindCommand() {
   return "penstock";
 }
 
-struct Pipe {
-  Fd read;
-  Fd write;
-};
-
-StatusOr<Pipe> MakePipe() {
-  int ends[2];
-  if (pipe2(ends, O_CLOEXEC) != 0) return ErrnoError(errno, "pipe");
-  return Pipe{Fd(ends[0]), Fd(ends[1])};
-}
-
 // Reads to the end of the line or of the file.
 std::string ReadLine(int fd) {
   std::string line;
@@ -224,7 +213,7 @@ Status OwnBroker::Launch(const OwnBrokerOptions& options, const Fd& input,
   for (std::string& word : words) argv.push_back(word.data());
   argv.push_back(nullptr);
 
-  PENSTOCK_ASSIGN_OR_RETURN(Pipe output, MakePipe());
+  PENSTOCK_ASSIGN_OR_RETURN(PipeEnds output, MakePipe());
   posix_spawn_file_actions_t actions;
   posix_spawn_file_actions_init(&actions);
   posix_spawn_file_actions_adddup2(&actions, input.get(), STDIN_FILENO);
@@ -258,7 +247,7 @@ StatusOr<std::unique_ptr<OwnBroker>> OwnBroker::Start(
     if (!bytes.ok()) return bytes.status().Prepend("memory_limit");
   }
   std::unique_ptr<OwnBroker> broker(new OwnBroker());
-  PENSTOCK_ASSIGN_OR_RETURN(Pipe input, MakePipe());
+  PENSTOCK_ASSIGN_OR_RETURN(PipeEnds input, MakePipe());
   broker->input_ = std::move(input.write);
   PENSTOCK_RETURN_IF_ERROR(broker->Launch(options, input.read));
   return broker;

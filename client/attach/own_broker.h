@@ -10,8 +10,6 @@
 #ifndef CLIENT_ATTACH_OWN_BROKER_H_
 #define CLIENT_ATTACH_OWN_BROKER_H_
 
-#include <sys/types.h>
-
 #include <memory>
 #include <string>
 

@@ -7,6 +7,7 @@
 #include <chrono>
 #include <string>
 
+#include "common/deadline.h"
 #include "common/format.h"
 #include "common/status.h"
 
@@ -40,8 +41,6 @@ inline std::chrono::milliseconds NextRetryDelay(
 inline Status BrokerGoneError(const std::string& doing,
                               std::chrono::steady_clock::time_point lost,
                               double reconnect_s, const std::string& last) {
-  const std::chrono::duration<double> away =
-      std::chrono::steady_clock::now() - lost;
   return UnavailableError(
       "the broker is gone: its process was stopped, died or was killed while "
       "{} (see its log, or journalctl -u penstockd){}",
@@ -49,7 +48,7 @@ inline Status BrokerGoneError(const std::string& doing,
       reconnect_s > 0
           ? Format(
                 "; it did not come back within {:.1f} s (reconnect_s: {}): {}",
-                away.count(), reconnect_s, last)
+                SecondsSince(lost), reconnect_s, last)
           : "");
 }
 

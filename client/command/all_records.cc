@@ -8,7 +8,6 @@
 #include "client/private_broker/json_field.h"
 #include "client/private_broker/progress_bar.h"
 #include "client/private_broker/table.h"
-#include "common/printable.h"
 #include "common/quantity.h"
 
 namespace penstock {
@@ -18,10 +17,6 @@ using OrderedJson = nlohmann::ordered_json;
 
 constexpr uint64_t kBatchBytes = uint64_t{8} << 20;
 constexpr uint64_t kBatchRowsMax = 4096;
-
-Status LibraryError(int code) {
-  return Status(static_cast<StatusCode>(-code), penstock_error());
-}
 
 // The records that the job with this name left out.
 OrderedJson BrokenRecords(const std::string& socket, const std::string& job) {
@@ -57,18 +52,8 @@ StatusOr<OrderedJson> TakeAllRecords(
     const AllRecords& all,
     const std::function<void(const ElementSpec& features)>& begin,
     const std::function<void(const penstock_batch* batch)>& add) {
-  penstock_options options = PENSTOCK_OPTIONS_INIT;
-  options.rank = 0;
-  options.world_size = 1;
-  options.local_world_size = 1;
-  options.spec = all.spec.c_str();
-  options.job = all.job.c_str();
-  options.socket = all.socket.c_str();
-  penstock_reader* reader = nullptr;
-  if (const int code = penstock_attach(&options, &reader);
-      code != PENSTOCK_OK) {
-    return LibraryError(code);
-  }
+  PENSTOCK_ASSIGN_OR_RETURN(penstock_reader* const reader,
+                            AttachAlone(all.socket, {"", all.spec, all.job}));
   begin(FeaturesOf(reader, nullptr));
   ProgressBar bar(all.label, "rows");
   int code = PENSTOCK_OK;

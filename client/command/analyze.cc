@@ -5,12 +5,12 @@
 
 #include <algorithm>
 #include <optional>
-#include <span>
+#include <set>
+#include <string>
 #include <utility>
 #include <vector>
 
 #include "client/command/all_records.h"
-#include "client/command/analyze_spec.h"
 #include "client/command/first_batch.h"
 #include "client/command/output_file.h"
 #include "client/command/spec_file.h"
@@ -42,6 +42,127 @@ struct AnalyzeOptions {
   PrivateBrokerOptions broker;
 };
 
+// ---- the spec that a dataset is read with: all records once, in their order,
+// each feature as its first step with `from` finds it
+
+struct AnalyzedSpec {
+  OrderedJson spec;
+  std::vector<size_t> steps;  // of each step of its `map`: the number it had
+};
+
+std::vector<std::string> NamesIn(const OrderedJson& op, const char* key) {
+  std::vector<std::string> names;
+  const auto found = op.find(key);
+  if (found == op.end()) return names;
+  if (found->is_string()) names.push_back(found->get<std::string>());
+  if (found->is_array()) {
+    for (const OrderedJson& each : *found)
+      names.push_back(each.get<std::string>());
+  }
+  return names;
+}
+
+bool NeedsStatistics(const std::string& name, const OrderedJson& op) {
+  if (name == "normalize") return op.contains("from");
+  const auto vocabulary = op.find("vocabulary");
+  return name == "lookup" && vocabulary != op.end() && vocabulary->is_object();
+}
+
+// The steps, and the features that have reached one that needs statistics.
+class Steps {
+ public:
+  // False: the map ends here.
+  bool Add(const std::string& name, OrderedJson op, size_t number) {
+    if (NeedsStatistics(name, op)) {
+      for (std::string& each : NamesIn(op, "feature")) {
+        ended_.insert(std::move(each));
+      }
+      return true;
+    }
+    if (ended_.empty()) {
+      Keep(name, std::move(op), number);
+      return true;
+    }
+    if (name == "python" || name == "plugin") return false;
+    if (name == "rename") {
+      for (const auto& [from, to] : op["features"].items()) {
+        if (ended_.erase(from) > 0) ended_.insert(to.get<std::string>());
+      }
+    }
+    if (name == "rename" || name == "select") {
+      Keep(name, std::move(op), number);
+      return true;
+    }
+    if (name == "concatenate") {
+      for (const std::string& each : NamesIn(op, "features")) {
+        if (ended_.count(each) == 0) continue;
+        ended_.insert(op["to"].get<std::string>());
+        return true;
+      }
+    }
+    for (const char* key : {"feature", "features", "mask"}) {
+      const std::vector<std::string> names = NamesIn(op, key);
+      OrderedJson left = OrderedJson::array();
+      for (const std::string& each : names) {
+        if (ended_.count(each) == 0) left.push_back(each);
+      }
+      if (left.size() == names.size()) continue;
+      if (left.empty()) return true;
+      op[key] = std::move(left);
+    }
+    Keep(name, std::move(op), number);
+    return true;
+  }
+
+  OrderedJson Take() { return std::move(kept_); }
+  std::vector<size_t> TakeNumbers() { return std::move(numbers_); }
+
+ private:
+  void Keep(const std::string& name, OrderedJson op, size_t number) {
+    kept_.push_back({{name, std::move(op)}});
+    numbers_.push_back(number);
+  }
+
+  OrderedJson kept_ = OrderedJson::array();
+  std::vector<size_t> numbers_;
+  std::set<std::string> ended_;
+};
+
+// What is analyzed of a canonical spec. FailedPrecondition: its values are in
+// the spec itself (tensors), or a function takes what statistics are to make.
+StatusOr<AnalyzedSpec> SpecToAnalyze(const OrderedJson& spec,
+                                     uint64_t batch_rows) {
+  if (spec.at("source").contains("tensors")) {
+    return FailedPreconditionError(
+        "its values are in the spec (tensors): NumPy has their statistics at "
+        "once");
+  }
+  if (spec.at("source").contains("stream")) {
+    return FailedPreconditionError(
+        "it is a stream, which has no rows but those that producers put");
+  }
+  if (spec.contains("map_by_part")) {
+    return FailedPreconditionError(
+        "its parts have steps of their own (map_by_part): analyze each part, "
+        "by a spec of its own");
+  }
+  OrderedJson made = spec;
+  Steps steps;
+  size_t number = 0;
+  for (const OrderedJson& each : spec.at("map")) {
+    if (!steps.Add(each.begin().key(), each.begin().value(), number++)) break;
+  }
+  made["map"] = steps.Take();
+  made["shuffle"] = "none";
+  made["batch"] = {{"size", batch_rows}, {"last", "partial"}};
+  made["epochs"] = 1;
+  made.erase("steps_per_epoch");
+  made["on_error"] = "skip";
+  return AnalyzedSpec{std::move(made), steps.TakeNumbers()};
+}
+
+// ---- its records
+
 uint32_t ProcessorCount() {
   cpu_set_t set;
   if (sched_getaffinity(0, sizeof(set), &set) != 0) return 1;
@@ -63,7 +184,7 @@ StatusOr<std::string> Analyzed(const AllRecords& all,
   const OrderedJson result = {{"rows", statistics->rows()},
                               {"broken", broken},
                               {"features", statistics->ToJson()}};
-  return result.dump(-1, ' ', false, OrderedJson::error_handler_t::replace);
+  return JsonLineInOrder(result);
 }
 
 // 3 significant digits are enough for a table.
@@ -127,13 +248,8 @@ void WarnOfConstants(const OrderedJson& features) {
                                     std->size(), Printable(name)));
   }
   if (constant.empty()) return;
-  const size_t shown = std::min(constant.size(), kShown);
-  PrintError(Format(
-      "warning: all values are the same, so that the std is 0, "
-      "of {}{}",
-      JoinText(std::span(constant).first(shown), ", "),
-      constant.size() > shown ? Format(" and {} more", constant.size() - shown)
-                              : ""));
+  PrintError("warning: all values are the same, so that the std is 0, of " +
+             JoinFirst(constant, kShown));
 }
 
 Status Plot(const std::string& name, const OrderedJson& statistics,
@@ -192,8 +308,7 @@ StatusOr<int> Analyze(const AnalyzeOptions& options) {
       {"source", spec["source"]},
       {"map", to_read.spec["map"]}};
   statistics.update(OrderedJson::parse(result));
-  const std::string text =
-      statistics.dump(-1, ' ', false, OrderedJson::error_handler_t::replace);
+  const std::string text = JsonLineInOrder(statistics);
   PENSTOCK_RETURN_IF_ERROR(WriteWhole(options.out, text + "\n"));
   if (!options.plot.empty()) {
     PENSTOCK_RETURN_IF_ERROR(Plot(options.plot, statistics, options.json));
@@ -234,19 +349,16 @@ Subcommand AddAnalyze(Command parent) {
       .InRange(uint64_t{1}, kTokensMax);
   analyze.AddFlag("--json", &options->json, "Print the statistics as JSON");
   options->broker.AddTo(analyze);
-  analyze.SetFooter(
-      "Every record is read once. A feature is analyzed as its first step "
-      "with\n"
-      "`from` finds it, or as the spec delivers it. Records that cannot be "
-      "read\n"
-      "or decoded are left out, counted, and the first of them named. Specs "
-      "use\n"
-      "the file with `normalize: {from: FILE}` and\n"
-      "`lookup: {vocabulary: {from: FILE}}`.\n"
-      "\n"
-      "Examples:\n"
-      "  penstock analyze train.yaml\n"
-      "  penstock analyze train.yaml --out stats.json --plot stats.png");
+  analyze.SetFooter(R"(
+Every record is read once. A feature is analyzed as its first step with
+`from` finds it, or as the spec delivers it. Records that cannot be read
+or decoded are left out, counted, and the first of them named. Specs use
+the file with `normalize: {from: FILE}` and
+`lookup: {vocabulary: {from: FILE}}`.
+
+Examples:
+  penstock analyze train.yaml
+  penstock analyze train.yaml --out stats.json --plot stats.png)");
   return {analyze, [options] { return Analyze(*options); }};
 }
 

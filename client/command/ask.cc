@@ -12,7 +12,6 @@
 #include "client/private_broker/json_field.h"
 #include "client/private_broker/table.h"
 #include "common/command_line.h"
-#include "common/message.h"
 #include "common/quantity.h"
 #include "common/status_fields.h"
 
@@ -69,18 +68,6 @@ std::string Cell(const Json& object, const AnswerField& field) {
     default:
       return "-";
   }
-}
-
-// A field of the broker.
-std::string BrokerCell(const Json& broker, std::string_view key) {
-  for (const AnswerField& field : StatusObjectOf("broker").fields) {
-    if (field.key == key) return Cell(broker, field);
-  }
-  return "-";
-}
-bool BrokerFlag(const Json& broker, const char* key) {
-  const Json& flag = FieldOf(broker, key);
-  return flag.is_boolean() && flag.get<bool>();
 }
 
 // ---- tables
@@ -171,13 +158,14 @@ void PrintBroker(const Json& broker) {
   const auto line = [](const char* what, const std::string& value) {
     Print(stdout, "{:<8} {}\n", what, Printable(value));
   };
+  const std::span<const AnswerField> fields = StatusObjectOf("broker").fields;
   const auto cell = [&](std::string_view key) {
-    return BrokerCell(broker, key);
+    return Cell(broker, *std::ranges::find(fields, key, &AnswerField::key));
   };
-  line("broker",
-       Format("penstockd {} (pid {}){}, up {}, CPU {}", cell("version"),
-              cell("pid"), BrokerFlag(broker, "private") ? ", private" : "",
-              cell("uptime_s"), cell("cpu_s")));
+  line("broker", Format("penstockd {} (pid {}){}, up {}, CPU {}",
+                        cell("version"), cell("pid"),
+                        FieldOf(broker, "private") == true ? ", private" : "",
+                        cell("uptime_s"), cell("cpu_s")));
   line("socket", cell("socket"));
   const std::string chosen = TextField(broker, "workers_chosen");
   line("workers", cell("workers") + (chosen.empty() ? "" : " " + chosen));
@@ -237,15 +225,11 @@ void PrintStatus(const Json& answer) {
 
 // ---- subcommands
 
-StatusOr<int> Ask(const AskOptions& options, const char* op,
+StatusOr<int> Ask(const AskOptions& options, const Json& request,
                   const std::function<void(const Json&)>& print) {
-  PENSTOCK_ASSIGN_OR_RETURN(
-      const Json answer, CallBroker(SocketPath(options.socket), {{"op", op}}));
-  if (options.json) {
-    Print(stdout, "{}\n", JsonLine(answer));
-  } else {
-    print(answer);
-  }
+  PENSTOCK_ASSIGN_OR_RETURN(const Json answer,
+                            CallBroker(options.socket, request));
+  options.json ? PrintJson(answer) : print(answer);
   return 0;
 }
 
@@ -253,28 +237,18 @@ StatusOr<int> Register(const AskOptions& options) {
   PENSTOCK_ASSIGN_OR_RETURN(const SpecFile file, ReadSpecFile(options.spec));
   Json request = file.Request("register");
   request["replace"] = options.replace;
-  PENSTOCK_ASSIGN_OR_RETURN(const Json answer,
-                            CallBroker(SocketPath(options.socket), request));
-  if (options.json) {
-    Print(stdout, "{}\n", JsonLine(answer));
-  } else {
+  return Ask(options, request, [](const Json& answer) {
     Print(stdout, "registered dataset '{}'\n",
           Printable(TextField(answer, "dataset")));
-  }
-  return 0;
+  });
 }
 
 StatusOr<int> Unregister(const AskOptions& options) {
-  PENSTOCK_ASSIGN_OR_RETURN(
-      const Json answer,
-      CallBroker(SocketPath(options.socket),
-                 {{"op", "unregister"}, {"dataset", options.dataset}}));
-  if (options.json) {
-    Print(stdout, "{}\n", JsonLine(answer));
-  } else {
-    Print(stdout, "unregistered dataset '{}'\n", Printable(options.dataset));
-  }
-  return 0;
+  return Ask(options, {{"op", "unregister"}, {"dataset", options.dataset}},
+             [&](const Json&) {
+               Print(stdout, "unregistered dataset '{}'\n",
+                     Printable(options.dataset));
+             });
 }
 
 std::shared_ptr<AskOptions> AddAskOptions(Command command) {
@@ -297,17 +271,14 @@ Subcommand AddRegister(Command parent) {
   add.AddFlag("--replace", &options->replace,
               "Replace another spec registered under this name; running jobs "
               "keep theirs");
-  add.SetFooter(
-      "Relative paths in the spec start from the spec's folder. The broker "
-      "must be\n"
-      "able to read them. The first job opens the data: until then only the "
-      "spec is\n"
-      "checked (`penstock check` opens them too). The dataset is kept over a "
-      "restart\n"
-      "of a broker with a state directory.\n"
-      "\n"
-      "Example:\n"
-      "  penstock register train.yaml");
+  add.SetFooter(R"(
+Relative paths in the spec start from the spec's folder. The broker must be
+able to read them. The first job opens the data: until then only the spec is
+checked (`penstock check` opens them too). The dataset is kept over a restart
+of a broker with a state directory.
+
+Example:
+  penstock register train.yaml)");
   return {add, [options] { return Register(*options); }};
 }
 
@@ -326,21 +297,26 @@ Subcommand AddDatasets(Command parent) {
   Command datasets =
       parent.AddCommand("datasets", "List a running broker's datasets");
   const std::shared_ptr<AskOptions> options = AddAskOptions(datasets);
-  return {datasets,
-          [options] { return Ask(*options, "datasets", PrintDatasets); }};
+  return {datasets, [options] {
+            return Ask(*options, {{"op", "datasets"}}, PrintDatasets);
+          }};
 }
 
 Subcommand AddJobs(Command parent) {
   Command jobs = parent.AddCommand("jobs", "List a running broker's jobs");
   const std::shared_ptr<AskOptions> options = AddAskOptions(jobs);
-  return {jobs, [options] { return Ask(*options, "jobs", PrintJobs); }};
+  return {jobs, [options] {
+            return Ask(*options, {{"op", "jobs"}}, PrintJobs);
+          }};
 }
 
 Subcommand AddStatus(Command parent) {
   Command status = parent.AddCommand(
       "status", "Show a running broker, its jobs and what each waits for");
   const std::shared_ptr<AskOptions> options = AddAskOptions(status);
-  return {status, [options] { return Ask(*options, "status", PrintStatus); }};
+  return {status, [options] {
+            return Ask(*options, {{"op", "status"}}, PrintStatus);
+          }};
 }
 
 }  // namespace penstock

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <optional>
 
 #include "client/private_broker/table.h"
 #include "common/printable.h"
@@ -21,24 +20,6 @@ std::string ValueText(const Feature& feature, const void* data,
     return std::to_string(static_cast<const int64_t*>(data)[index]);
   }
   return Format("{:.6g}", ValueAt(feature.dtype, data, index));
-}
-
-// The feature that says how many bytes of a text count: NAME_bytes of NAME, and
-// of lines (text_lines) bytes of text. nullopt: the feature is no text.
-std::optional<size_t> LengthOf(const ElementSpec& features, size_t text) {
-  const Feature& feature = features[text];
-  if (feature.dtype != DType::kUint8 || feature.shape.size() != 1) {
-    return std::nullopt;
-  }
-  for (size_t i = 0; i < features.size(); ++i) {
-    const std::string& name = features[i].name;
-    if (features[i].dtype == DType::kInt64 && features[i].shape.empty() &&
-        (name == feature.name + "_bytes" ||
-         (name == "bytes" && feature.name == "text"))) {
-      return i;
-    }
-  }
-  return std::nullopt;
 }
 
 // The beginning of a character of several bytes, as a text that was cut ends.
@@ -85,6 +66,20 @@ std::string RowText(const Feature& feature, const void* data, uint64_t row,
 }
 
 }  // namespace
+
+std::optional<uint32_t> LengthsOf(const ElementSpec& features,
+                                  const Feature& text) {
+  if (text.dtype != DType::kUint8 || text.shape.size() != 1) {
+    return std::nullopt;
+  }
+  for (uint32_t i = 0; i < features.size(); ++i) {
+    const Feature& each = features[i];
+    const bool is_named = each.name == text.name + "_bytes" ||
+                          (text.name == "text" && each.name == "bytes");
+    if (is_named && each.dtype == DType::kInt64 && each.shape.empty()) return i;
+  }
+  return std::nullopt;
+}
 
 StatusOr<std::vector<size_t>> FeaturesToDraw(const ElementSpec& features,
                                              const std::string& named) {
@@ -151,10 +146,11 @@ std::string RowsTable(const ElementSpec& features, const penstock_batch* batch,
       if (is_left_out(f)) continue;
       const void* data = penstock_batch_data(batch, static_cast<uint32_t>(f));
       std::optional<std::string> text;
-      if (const std::optional<size_t> length = LengthOf(features, f)) {
+      if (const std::optional<uint32_t> length =
+              LengthsOf(features, features[f])) {
         const uint64_t room = features[f].RowBytes();
         const auto bytes = static_cast<const int64_t*>(
-            penstock_batch_data(batch, static_cast<uint32_t>(*length)))[row];
+            penstock_batch_data(batch, *length))[row];
         text = Utf8Text(
             std::string_view(static_cast<const char*>(data) + row * room,
                              std::min(static_cast<uint64_t>(bytes), room)));

@@ -6,22 +6,22 @@
 // start. CPU time is that of the broker and the ranks until they end; with
 // --verify it includes the ranks' checksums.
 #include <algorithm>
+#include <cstring>
 
 #include "client/command/bench_drain.h"
-#include "client/command/replay.h"
+#include "client/command/penstockd_output.h"
 #include "client/command/row_check.h"
 #include "client/command/spec_file.h"
 #include "client/command/subcommand.h"
 #include "client/private_broker/json_field.h"
 #include "client/private_broker/private_broker.h"
+#include "client/private_broker/progress_bar.h"
 #include "client/private_broker/table.h"
 #include "common/command_line.h"
 #include "common/quantity.h"
 
 namespace penstock {
 namespace {
-
-constexpr int kRanksMax = 4096;
 
 struct BenchOptions {
   std::string dataset;
@@ -130,9 +130,7 @@ void PrintJson(const DatasetIndex& index, const BenchResult& result) {
   if (!result.digests.empty()) {
     json["order_digest_per_epoch"] = result.digests;
   }
-  Print(stdout, "{}\n",
-        json.dump(-1, ' ', false,
-                  nlohmann::ordered_json::error_handler_t::replace));
+  PrintJsonInOrder(json);
 }
 
 std::string VerifiedText(const RowCheck& check) {
@@ -192,18 +190,45 @@ void PrintTable(const DatasetIndex& index, const BenchResult& result) {
   Print(stdout, "\n{}", table.ToString());
 }
 
-Status Verify(const BenchOptions& options, const SpecFile& file,
-              const DrainTask& drain, BenchResult* result) {
+// The rows that a job must deliver, from `penstockd --replay`, which makes them
+// serially, on one thread, with plain reads, without rings, slots or workers.
+StatusOr<std::vector<RowRecord>> ReplayRows(const DrainTask& task,
+                                            const DrainResult& drained) {
+  ProgressBar bar("verifying", "samples");
+  std::vector<std::string> arguments = {
+      "--replay",
+      task.dataset,
+      "--world-size",
+      std::to_string(task.ranks),
+      task.epochs > 0 ? "--epochs" : "--steps",
+      std::to_string(task.epochs > 0 ? task.epochs : task.steps)};
+  if (!drained.weights.empty()) {
+    arguments.insert(arguments.end(), {"--weights", drained.weights});
+  }
+  auto output = PenstockdOutput(arguments, [&](size_t bytes) {
+    bar.Update(bytes / sizeof(RowRecord), drained.rows.size());
+  });
+  bar.Clear();
+  if (output.status().code() == StatusCode::kInternal) {
+    return Status(StatusCode::kInternal,
+                  output.status().message() + "; cannot verify");
+  }
+  PENSTOCK_ASSIGN_OR_RETURN(const std::vector<char> bytes, std::move(output));
+  if (bytes.size() % sizeof(RowRecord) != 0) {
+    return InternalError(
+        "`penstockd --replay {}` wrote {} bytes, not whole records of {}",
+        task.dataset, bytes.size(), sizeof(RowRecord));
+  }
+  std::vector<RowRecord> rows(bytes.size() / sizeof(RowRecord));
+  std::memcpy(rows.data(), bytes.data(), bytes.size());
+  return rows;
+}
+
+Status Verify(const BenchOptions& options, const DrainTask& drain,
+              BenchResult* result) {
   if (options.verify) {
-    ReplayTask replay;
-    replay.spec_path = file.path;
-    replay.world_size = drain.ranks;
-    replay.epochs = drain.epochs;
-    replay.steps = drain.steps;
-    replay.rows_estimate = result->drain.rows.size();
-    replay.weights = result->drain.weights;
     PENSTOCK_ASSIGN_OR_RETURN(std::vector<RowRecord> expected,
-                              ReplayRows(replay));
+                              ReplayRows(drain, result->drain));
     result->check = CheckRows(expected, result->drain.rows);
   }
   if (options.verify || options.order_digest) {
@@ -264,7 +289,7 @@ StatusOr<int> Bench(const BenchOptions& options) {
     result.broker_cpu_s = NumberField(after, "cpu_s").value_or(0) -
                           NumberField(before, "cpu_s").value_or(0);
   }
-  PENSTOCK_RETURN_IF_ERROR(Verify(options, file, drain, &result));
+  PENSTOCK_RETURN_IF_ERROR(Verify(options, drain, &result));
   options.json ? PrintJson(index, result) : PrintTable(index, result);
   if (result.check && !result.check->ok()) {
     PrintError(Format(
@@ -321,13 +346,11 @@ Subcommand AddBench(Command parent) {
   for (const char* name : {"--workers", "--memory-limit"}) {
     bench.option(name).Excludes(socket);
   }
-  bench.SetFooter(
-      "Examples:\n"
-      "  penstock bench --dataset train.yaml --ranks 4\n"
-      "  penstock bench --dataset train.yaml --ranks 4 --epochs 2 --verify "
-      "--json\n"
-      "  penstock bench --dataset train.yaml --ranks 1 --steps 100 --workers "
-      "2");
+  bench.SetFooter(R"(
+Examples:
+  penstock bench --dataset train.yaml --ranks 4
+  penstock bench --dataset train.yaml --ranks 4 --epochs 2 --verify --json
+  penstock bench --dataset train.yaml --ranks 1 --steps 100 --workers 2)");
   return {bench, [options] { return Bench(*options); }};
 }
 

@@ -16,6 +16,7 @@
 #include "client/private_broker/json_field.h"
 #include "client/private_broker/process.h"
 #include "client/private_broker/progress_bar.h"
+#include "common/deadline.h"
 
 namespace penstock {
 namespace {
@@ -26,10 +27,6 @@ using Clock = std::chrono::steady_clock;
 // mapped with 4 KiB pages: not more often than this.
 constexpr auto kMemoryEvery = std::chrono::milliseconds(500);
 constexpr double kDetach_s = 10;
-
-double SecondsSince(Clock::time_point begin) {
-  return std::chrono::duration<double>(Clock::now() - begin).count();
-}
 
 class RankWatch {
  public:
@@ -62,13 +59,10 @@ class RankWatch {
   };
 
   Status Start() {
-    int report[2], release[2];
-    if (pipe2(report, O_CLOEXEC) != 0) return ErrnoError(errno, "pipe");
-    report_read_ = Fd(report[0]);
-    const Fd report_write(report[1]);
-    if (pipe2(release, O_CLOEXEC) != 0) return ErrnoError(errno, "pipe");
-    const Fd release_read(release[0]);
-    release_write_ = Fd(release[1]);
+    PENSTOCK_ASSIGN_OR_RETURN(PipeEnds report, MakePipe());
+    PENSTOCK_ASSIGN_OR_RETURN(PipeEnds release, MakePipe());
+    report_read_ = std::move(report.read);
+    release_write_ = std::move(release.write);
     fcntl(report_read_.get(), F_SETFL, O_NONBLOCK);
 
     result_.ranks.resize(task_.ranks);
@@ -80,19 +74,8 @@ class RankWatch {
         rank.records = Fd(memfd_create("penstock bench rows", MFD_CLOEXEC));
         if (!rank.records) return ErrnoError(errno, "memfd_create");
       }
-      RankTask drain;
-      drain.rank = number;
-      drain.ranks = task_.ranks;
-      drain.dataset = task_.dataset;
-      drain.job = task_.job;
-      drain.socket = task_.socket;
-      drain.epochs = task_.epochs;
-      drain.steps = task_.steps;
-      drain.touch = task_.touch;
-      drain.checksums = task_.checksums;
-      drain.records_fd = rank.records.get();
-      drain.report_fd = report_write.get();
-      drain.release_fd = release_read.get();
+      const RankTask drain = {task_, number, rank.records.get(),
+                              report.write.get(), release.read.get()};
       ProcessSpec spec;
       spec.body = [&drain, this] {
         release_write_.Reset();  // else no rank ever sees it closed
@@ -157,12 +140,7 @@ class RankWatch {
     RankReport report;
     while (read(report_read_.get(), &report, sizeof(report)) ==
            sizeof(report)) {
-      RankTotals& totals = result_.ranks[report.rank];
-      totals.steps = report.steps;
-      totals.samples = report.samples;
-      totals.epochs = report.epochs;
-      totals.redelivered = report.redelivered;
-      totals.wait_s = report.wait_s;
+      result_.ranks[report.rank] = report.totals;
       switch (report.kind) {
         case RankReport::kAttached:
           ++attached_;
@@ -237,12 +215,9 @@ class RankWatch {
       const size_t before = result_.rows.size();
       const size_t bytes = static_cast<size_t>(info.st_size);
       result_.rows.resize(before + bytes / sizeof(RowRecord));
-      char* const to = reinterpret_cast<char*>(result_.rows.data() + before);
-      for (size_t got = 0; got < bytes;) {
-        const ssize_t n = pread(rank.records.get(), to + got, bytes - got, got);
-        if (n < 0 && errno == EINTR) continue;
-        if (n <= 0) return ErrnoError(errno, "read a rank's list of rows");
-        got += static_cast<size_t>(n);
+      if (!ReadWholly(rank.records.get(), result_.rows.data() + before,
+                      bytes)) {
+        return ErrnoError(errno, "read a rank's list of rows");
       }
     }
     return OkStatus();

@@ -21,9 +21,9 @@ struct DrainTask {
   std::string socket;
   uint64_t epochs = 0;  // 0: to the end of the data
   uint64_t steps = 0;   // 0: no limit
-  bool touch = true;
+  bool touch = true;    // read one byte of every cache line
   bool record_rows = false;
-  bool checksums = false;
+  bool checksums = false;         // of every row
   uint64_t samples_estimate = 0;  // for the progress bar; 0: unknown
   // A private broker, which is restarted when it dies, or nullptr.
   PrivateBroker* private_broker = nullptr;
@@ -34,7 +34,7 @@ struct DrainTask {
 struct RankTotals {
   uint64_t steps = 0;
   uint64_t samples = 0;
-  uint64_t epochs = 0;
+  uint64_t epochs = 0;  // complete ones
   uint64_t redelivered = 0;
   double wait_s = 0;  // in penstock_next with nothing ready
   double cpu_s = 0;

@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "client/command/row_check.h"
-#include "client/penstock.h"
+#include "common/fd.h"
 #include "common/format.h"
 
 namespace penstock {
@@ -22,16 +22,9 @@ constexpr size_t kCacheLineBytes = 64;
 constexpr auto kReportEvery = std::chrono::milliseconds(100);
 constexpr size_t kRecordsBuffered = 4096;
 
-bool WriteAll(int fd, const void* data, size_t bytes) {
-  const char* from = static_cast<const char*>(data);
-  while (bytes > 0) {
-    const ssize_t n = write(fd, from, bytes);
-    if (n < 0 && errno == EINTR) continue;
-    if (n <= 0) return false;
-    from += n;
-    bytes -= static_cast<size_t>(n);
-  }
-  return true;
+template <typename T>
+std::string_view BytesOf(const T* values, size_t count) {
+  return {reinterpret_cast<const char*>(values), count * sizeof(T)};
 }
 
 class Drain {
@@ -44,11 +37,11 @@ class Drain {
   bool Run() {
     penstock_options options = PENSTOCK_OPTIONS_INIT;
     options.rank = static_cast<int32_t>(task_.rank);
-    options.world_size = static_cast<int32_t>(task_.ranks);
-    options.local_world_size = static_cast<int32_t>(task_.ranks);
-    options.dataset = task_.dataset.c_str();
-    options.job = task_.job.c_str();
-    options.socket = task_.socket.c_str();
+    options.world_size = static_cast<int32_t>(task_.drain.ranks);
+    options.local_world_size = static_cast<int32_t>(task_.drain.ranks);
+    options.dataset = task_.drain.dataset.c_str();
+    options.job = task_.drain.job.c_str();
+    options.socket = task_.drain.socket.c_str();
     if (penstock_attach(&options, &reader_) != PENSTOCK_OK) {
       return Fail(penstock_error());
     }
@@ -57,22 +50,23 @@ class Drain {
     if (!DrainAll() || !FlushRecords()) return false;
     Report(RankReport::kDone);
     char byte;
-    while (read(task_.release_fd, &byte, 1) < 0 && errno == EINTR) {
-    }
+    (void)TEMP_FAILURE_RETRY(read(task_.release_fd, &byte, 1));
     return true;
   }
 
  private:
   bool DrainAll() {
-    while ((task_.steps == 0 || report_.steps < task_.steps) &&
-           (task_.epochs == 0 || report_.epochs < task_.epochs)) {
+    while (
+        (task_.drain.steps == 0 || report_.totals.steps < task_.drain.steps) &&
+        (task_.drain.epochs == 0 ||
+         report_.totals.epochs < task_.drain.epochs)) {
       penstock_batch* batch = nullptr;
       switch (penstock_next(reader_, &batch)) {
         case PENSTOCK_OK:
           if (!Take(batch)) return false;
           break;
         case PENSTOCK_END_OF_EPOCH:
-          ++report_.epochs;
+          ++report_.totals.epochs;
           break;
         case PENSTOCK_END_OF_DATA:
           return true;
@@ -84,11 +78,11 @@ class Drain {
   }
 
   bool Take(penstock_batch* batch) {
-    if (task_.touch) TouchBatch(features_, batch);
+    if (task_.drain.touch) TouchBatch(features_, batch);
     const bool recorded = task_.records_fd < 0 || Record(batch);
-    ++report_.steps;
-    report_.samples += penstock_batch_valid_rows(batch);
-    report_.redelivered += penstock_batch_redelivered(batch) != 0;
+    ++report_.totals.steps;
+    report_.totals.samples += penstock_batch_valid_rows(batch);
+    report_.totals.redelivered += penstock_batch_redelivered(batch) != 0;
     penstock_release(batch);
     if (const Clock::time_point now = Clock::now(); now >= next_report_) {
       next_report_ = now + kReportEvery;
@@ -107,7 +101,7 @@ class Drain {
       record.rank = task_.rank;
       record.row = static_cast<uint32_t>(row);
       record.sample_id = ids[row];
-      if (task_.checksums) record.crc32 = RowChecksum(batch, row);
+      if (task_.drain.checksums) record.crc32 = RowChecksum(batch, row);
       records_.push_back(record);
     }
     return records_.size() < kRecordsBuffered || FlushRecords();
@@ -128,8 +122,8 @@ class Drain {
 
   bool FlushRecords() {
     if (records_.empty()) return true;
-    if (!WriteAll(task_.records_fd, records_.data(),
-                  records_.size() * sizeof(RowRecord))) {
+    if (!WriteWholly(task_.records_fd,
+                     BytesOf(records_.data(), records_.size()))) {
       return Fail(Format("cannot keep the list of rows for --verify: {}",
                          strerror(errno)));
     }
@@ -141,8 +135,8 @@ class Drain {
     penstock_stats stats{};
     if (reader_ != nullptr) penstock_get_stats(reader_, &stats);
     report_.kind = kind;
-    report_.wait_s = stats.wait_s;
-    WriteAll(task_.report_fd, &report_, sizeof(report_));
+    report_.totals.wait_s = stats.wait_s;
+    WriteWholly(task_.report_fd, BytesOf(&report_, 1));
   }
 
   bool Fail(const std::string& message) {

@@ -5,9 +5,8 @@
 
 #include <climits>
 #include <cstdint>
-#include <string>
-#include <vector>
 
+#include "client/command/bench_drain.h"
 #include "client/penstock.h"
 
 namespace penstock {
@@ -27,29 +26,18 @@ struct RankReport {
   };
   uint32_t kind;
   uint32_t rank;
-  uint64_t steps;
-  uint64_t samples;
-  uint64_t epochs;  // complete ones
-  uint64_t redelivered;
-  double wait_s;
+  RankTotals totals;  // cpu_s is not known
   char message[1024];
 };
 // Up to this size the kernel writes it atomically.
 static_assert(sizeof(RankReport) <= PIPE_BUF);
 
 struct RankTask {
-  uint32_t rank = 0;
-  uint32_t ranks = 1;
-  std::string dataset;  // path of the spec
-  std::string job;
-  std::string socket;
-  uint64_t epochs = 0;     // stop after these; 0: at the end of the data
-  uint64_t steps = 0;      // stop after these; 0: no limit
-  bool touch = true;       // read one byte of every cache line
-  bool checksums = false;  // of every row, into records_fd
-  int records_fd = -1;     // gets a RowRecord per row; -1: none
-  int report_fd = -1;      // a pipe's writing end
-  int release_fd = -1;     // done ranks stay attached until it is readable
+  const DrainTask& drain;
+  uint32_t rank;
+  int records_fd;  // gets a RowRecord per row; -1: none
+  int report_fd;   // a pipe's writing end
+  int release_fd;  // done ranks stay attached until it is readable
 };
 
 // Runs in the forked process; the result is its exit status.

@@ -132,16 +132,16 @@ Subcommand AddBroker(Command parent) {
       .Type("FILE")
       .Hide();  // only for the client library
   options->broker.AddTo(broker);
-  broker.SetFooter(
-      "The broker needs no configuration and no root. It is restarted when it\n"
-      "dies, and ends with this command. `penstock run` does the same for one\n"
-      "command.\n"
-      "\n"
-      "Example (bash; `read` waits for it):\n"
-      "  exec 3< <(penstock broker)\n"
-      "  read -r PENSTOCK_SOCKET <&3 && export PENSTOCK_SOCKET\n"
-      "  ./trainer\n"
-      "  kill $!");
+  broker.SetFooter(R"(
+The broker needs no configuration and no root. It is restarted when it
+dies, and ends with this command. `penstock run` does the same for one
+command.
+
+Example (bash; `read` waits for it):
+  exec 3< <(penstock broker)
+  read -r PENSTOCK_SOCKET <&3 && export PENSTOCK_SOCKET
+  ./trainer
+  kill $!)");
   return {broker, [options] { return Run(*options); }};
 }
 

@@ -16,8 +16,6 @@
 namespace penstock {
 namespace {
 
-constexpr int kRanksMax = 4096;
-
 struct CheckOptions {
   std::vector<std::string> specs;
   int world_size = 1;
@@ -59,7 +57,7 @@ std::optional<TriedRow> TryRow(PrivateBroker* broker,
   spec["prefetch"] = spec["hold"] = 1;
   // A job fails when all of its rows are skipped.
   if (spec["on_error"] == "skip") spec["on_error"] = "substitute";
-  const FirstBatchJob job = {"", spec.dump(), UniqueJobName("check")};
+  const JobToTake job = {"", spec.dump(), UniqueJobName("check")};
   if (job.spec.size() > kSpecBytesMax) return std::nullopt;
   TriedRow row;
   const StatusOr<std::string> tried = WithFirstBatch(
@@ -124,25 +122,21 @@ void PrintIndex(const DatasetIndex& index, int world_size,
   const auto line = [](const char* what, const std::string& value) {
     Print(stdout, "{:<16} {}\n", what, Printable(value));
   };
-  const auto count = [&index](const char* key) {
-    const std::optional<uint64_t> value = CountField(index.answer, key);
-    return value ? FormatCount(*value) : "-";
+  const auto told = [&](const char* what, const char* key) {
+    const std::string value = TextField(index.answer, key);
+    if (!value.empty()) line(what, value);
   };
-  const auto bytes = [&index](const char* key) {
+  const auto shown = [&index](const char* key, const auto& format) {
     const std::optional<uint64_t> value = CountField(index.answer, key);
-    return value ? FormatBytes(*value) : "-";
+    return value ? format(*value) : "-";
   };
+  const auto count = [&](const char* key) { return shown(key, FormatCount); };
+  const auto bytes = [&](const char* key) { return shown(key, FormatBytes); };
   line("dataset", index.dataset);
   line("records", index.IsStream() ? "as many as its producers put"
                                    : FormatCount(index.records));
-  if (const std::string others = TextField(index.answer, "left_out");
-      !others.empty()) {
-    line("left out", others);
-  }
-  if (const std::string print = TextField(index.answer, "fingerprint");
-      !print.empty()) {
-    line("fingerprint", print);
-  }
+  told("left out", "left_out");
+  told("fingerprint", "fingerprint");
   if (!index.class_names.empty()) {
     line("classes", FormatCount(index.class_names.size()));
   }
@@ -322,7 +316,7 @@ StatusOr<int> Check(const CheckOptions& options) {
       indexes[i].answer["warnings"] =
           i + 1 < files.size() ? std::vector<std::string>() : warnings;
       if (rows[i]) indexes[i].answer["row"] = rows[i]->ToJson();
-      Print(stdout, "{}\n", JsonLine(indexes[i].answer));
+      PrintJson(indexes[i].answer);
     } else {
       Print(stdout, "{}", i == 0 ? "" : "\n");
       PrintIndex(indexes[i], options.world_size, rows[i]);
@@ -365,21 +359,19 @@ Subcommand AddCheck(Command parent) {
                 "Only parse the spec; open no data");
   check.AddFlag("!--no-row", &options->row,
                 "Do not try the first row of each dataset");
-  check.SetFooter(
-      "It reads and maps the first row, with map_by_part one of each part, "
-      "and\n"
-      "fails with that row's error.\n"
-      "Mistakes in the spec are reported as FILE:LINE:COLUMN. It warns, with "
-      "exit\n"
-      "status 0, when the jobs need more memory than this machine, its "
-      "control\n"
-      "groups or --memory-limit leave, when labels of the datasets differ, "
-      "and when\n"
-      "lines of text are longer than max_bytes.\n\nExamples:\n"
-      "  penstock check train.yaml\n"
-      "  penstock check --syntax train.yaml\n"
-      "  penstock check --ranks 8 train.yaml val.yaml\n"
-      "  penstock check --ranks 8 --json train.yaml");
+  check.SetFooter(R"(
+It reads and maps the first row, with map_by_part one of each part, and
+fails with that row's error.
+Mistakes in the spec are reported as FILE:LINE:COLUMN. It warns, with exit
+status 0, when the jobs need more memory than this machine, its control
+groups or --memory-limit leave, when labels of the datasets differ, and when
+lines of text are longer than max_bytes.
+
+Examples:
+  penstock check train.yaml
+  penstock check --syntax train.yaml
+  penstock check --ranks 8 train.yaml val.yaml
+  penstock check --ranks 8 --json train.yaml)");
   return {check, [options] { return Check(*options); }};
 }
 

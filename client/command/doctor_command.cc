@@ -69,10 +69,7 @@ StatusOr<int> Diagnose(const DoctorOptions& options) {
            {"change", each.change},
            {"gain", each.gain}});
     }
-    Print(
-        stdout, "{}\n",
-        JsonLine(
-            {{"findings", list}, {"problems", problems}, {"advice", advice}}));
+    PrintJson({{"findings", list}, {"problems", problems}, {"advice", advice}});
   } else {
     for (const Finding& each : findings) {
       Print(stdout, "{:<8} {}: {}\n",
@@ -136,13 +133,13 @@ Subcommand AddDoctor(Command parent) {
                    "at");
   AddSocketOption(doctor, &options->socket);
   doctor.AddFlag("--json", &options->json, "Print one JSON object");
-  doctor.SetFooter(
-      "Changes nothing. The exit status is 1 if there is a problem: something\n"
-      "does not work, or will not; advice alone is 0.\n"
-      "\n"
-      "Examples:\n"
-      "  penstock doctor\n"
-      "  penstock doctor /data/imagenet --json");
+  doctor.SetFooter(R"(
+Changes nothing. The exit status is 1 if there is a problem: something
+does not work, or will not; advice alone is 0.
+
+Examples:
+  penstock doctor
+  penstock doctor /data/imagenet --json)");
   return {doctor, [options] { return Diagnose(*options); }};
 }
 

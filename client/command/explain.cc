@@ -25,12 +25,6 @@ constexpr int kBarColumnsMax = 40;
 
 constexpr uint32_t kMoreProcessors = 2;
 
-double SumOf(const std::vector<PartTime>& parts) {
-  double sum = 0;
-  for (const PartTime& each : parts) sum += each.sample_s;
-  return sum;
-}
-
 std::string NameOf(const PartTime& part) {
   if (part.part == "step") return part.name;
   if (part.part == "hand_over") return "to Python and back";
@@ -76,14 +70,6 @@ double MadeWith(const Measurements& measured, uint32_t more) {
 std::string ThenText(const Gain& gain) {
   return gain.limit == nullptr ? ""
                                : Format(", then {} limits", gain.limit->name);
-}
-
-const PartTime* LargestOf(const std::vector<PartTime>& parts) {
-  const auto largest = std::max_element(
-      parts.begin(), parts.end(), [](const PartTime& a, const PartTime& b) {
-        return a.sample_s < b.sample_s;
-      });
-  return largest == parts.end() ? nullptr : &*largest;
 }
 
 Advice AdviceToMake(const Measurements& measured,
@@ -192,13 +178,8 @@ std::string BarOf(double per_s, double narrowest, int columns) {
   return beyond ? bar + "▶" : bar;
 }
 
-size_t CharactersOf(const std::string& text) {
-  return static_cast<size_t>(std::count_if(
-      text.begin(), text.end(), [](char c) { return (c & 0xc0) != 0x80; }));
-}
-
 std::string Padded(const std::string& text, size_t width, bool right) {
-  const size_t has = CharactersOf(text);
+  const size_t has = Columns(text);
   const std::string space(width > has ? width - has : 0, ' ');
   return right ? space + text : text + space;
 }
@@ -211,6 +192,20 @@ OrderedJson ToJson(const std::optional<ReadRate>& rate) {
 }
 
 }  // namespace
+
+double SumOf(const std::vector<PartTime>& parts) {
+  double sum = 0;
+  for (const PartTime& each : parts) sum += each.sample_s;
+  return sum;
+}
+
+const PartTime* LargestOf(const std::vector<PartTime>& parts) {
+  const auto largest = std::max_element(
+      parts.begin(), parts.end(), [](const PartTime& a, const PartTime& b) {
+        return a.sample_s < b.sample_s;
+      });
+  return largest == parts.end() ? nullptr : &*largest;
+}
 
 std::vector<Stage> StagesOf(const Measurements& measured) {
   std::vector<Stage> stages;
@@ -360,21 +355,21 @@ std::string ExplainTable(const Measurements& measured, int columns) {
   if (measured.one_per_s > 0) {  // not of a running job
     rows.push_back({"the same without storage", "", "", measured.made_per_s});
   }
-  size_t name_width = CharactersOf("stage");
-  size_t sample_width = CharactersOf("a sample");
-  size_t rate_width = CharactersOf("samples/s");
+  size_t name_width = Columns("stage");
+  size_t sample_width = Columns("a sample");
+  size_t rate_width = Columns("samples/s");
   for (const Row& row : rows) {
-    name_width = std::max(name_width, CharactersOf(row.name));
+    name_width = std::max(name_width, Columns(row.name));
     if (row.per_s > 0) {
-      sample_width = std::max(sample_width, CharactersOf(row.sample));
-      rate_width = std::max(rate_width, CharactersOf(RateText(row.per_s)));
+      sample_width = std::max(sample_width, Columns(row.sample));
+      rate_width = std::max(rate_width, Columns(RateText(row.per_s)));
     }
   }
   constexpr size_t kShareWidth = 5;
   constexpr const char* kMark = " < narrowest";
   const int bar_columns = std::clamp(
       columns - static_cast<int>(name_width + sample_width + rate_width +
-                                 kShareWidth + 9 + CharactersOf(kMark)),
+                                 kShareWidth + 9 + Columns(kMark)),
       kBarColumnsMin, kBarColumnsMax);
   std::string text = Padded("stage", name_width, false) + "  " +
                      Padded("a sample", sample_width, true) + "  " +

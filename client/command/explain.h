@@ -11,8 +11,6 @@
 #include <string>
 #include <vector>
 
-#include "common/status.h"
-
 namespace penstock {
 
 // Reads of records, and nothing else.
@@ -88,6 +86,11 @@ std::string ExplainTable(const Measurements& measured, int columns);
 nlohmann::ordered_json ExplainJson(const Measurements& measured);
 
 // ---- reading answers -------------------------------------------------------
+
+// Seconds of a sample.
+double SumOf(const std::vector<PartTime>& parts);
+// The part that takes longest; nullptr: there are none.
+const PartTime* LargestOf(const std::vector<PartTime>& parts);
 
 // What passed between two answers to `measure`.
 struct PartTimes {

@@ -5,15 +5,12 @@
 // of it with one worker, whose parts are timed; with all workers; and with all
 // workers on the first batch's records again and again, which are in memory by
 // then (repeat_first). A process takes the batches and only reads them.
-#include <fcntl.h>
 #include <poll.h>
-#include <sys/ioctl.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <atomic>
 #include <chrono>
-#include <cmath>
 #include <filesystem>
 #include <thread>
 
@@ -33,7 +30,7 @@
 #include "client/private_broker/progress_bar.h"
 #include "client/private_broker/table.h"
 #include "common/command_line.h"
-#include "common/message.h"
+#include "common/deadline.h"
 #include "common/printable.h"
 #include "common/quantity.h"
 
@@ -59,6 +56,7 @@ constexpr uint64_t kRepeatedMin = 64;
 // A running job that waits for reads for less is not limited by them.
 constexpr double kReadsLimit = 0.2;
 constexpr double kWaitShareMax = 0.99;
+constexpr int kColumns = 100;  // where there is no terminal
 
 struct ExplainOptions {
   JobOptions job;  // its name may be the path of a spec
@@ -66,19 +64,6 @@ struct ExplainOptions {
   bool json = false;
   PrivateBrokerOptions broker;
 };
-
-double SecondsSince(Clock::time_point begin) {
-  return std::chrono::duration<double>(Clock::now() - begin).count();
-}
-
-int Columns() {
-  winsize size{};
-  constexpr int kWithoutTerminal = 100;
-  if (ioctl(STDOUT_FILENO, TIOCGWINSZ, &size) != 0 || size.ws_col == 0) {
-    return kWithoutTerminal;
-  }
-  return size.ws_col;
-}
 
 // ---- a run of a private broker's job ---------------------------------------
 
@@ -100,17 +85,8 @@ class MeasuredRun {
 
   // In a process of its own.
   StatusOr<std::string> Measure() {
-    penstock_options options = PENSTOCK_OPTIONS_INIT;
-    options.rank = 0;
-    options.world_size = 1;
-    options.local_world_size = 1;
-    options.spec = task_.spec.c_str();
-    options.job = task_.job.c_str();
-    options.socket = task_.socket.c_str();
-    if (const int code = penstock_attach(&options, &reader_);
-        code != PENSTOCK_OK) {
-      return Status(static_cast<StatusCode>(-code), penstock_error());
-    }
+    PENSTOCK_ASSIGN_OR_RETURN(
+        reader_, AttachAlone(task_.socket, {"", task_.spec, task_.job}));
     std::thread taker([this] { TakeAll(); });
     const StatusOr<OrderedJson> measured = Watch();
     // Ends its wait for a batch.
@@ -253,24 +229,19 @@ class SpecRuns {
 
   StatusOr<RunResult> Take(const OrderedJson& spec, const std::string& label,
                            double seconds, bool parts = false) {
-    RunTask task;
-    task.socket = broker_->socket();
-    task.spec = JsonLine(spec);
-    task.job = UniqueJobName("explain");
-    task.label = label;
-    task.seconds = seconds;
-    task.parts = parts;
+    const RunTask task = {
+        broker_->socket(), JsonLine(spec), UniqueJobName("explain"), label,
+        seconds,           parts};
     PENSTOCK_ASSIGN_OR_RETURN(const std::string text,
                               InTakingProcess(broker_, [&task] {
                                 return MeasuredRun(task).Measure();
                               }));
     const nlohmann::json told = nlohmann::json::parse(text, nullptr, false);
-    RunResult result;
-    result.made = PartsBetween(FieldOf(told, "before"), FieldOf(told, "after"));
-    result.per_s = NumberField(told, "per_s").value_or(0);
-    result.reading = NumberField(told, "reading").value_or(0);
-    result.take_s = NumberField(told, "take_s").value_or(0);
-    return result;
+    return RunResult{
+        PartsBetween(FieldOf(told, "before"), FieldOf(told, "after")),
+        NumberField(told, "per_s").value_or(0),
+        NumberField(told, "reading").value_or(0),
+        NumberField(told, "take_s").value_or(0)};
   }
 
   // The records of the first batch again and again.
@@ -324,8 +295,8 @@ Status MeasureStorage(PrivateBroker& broker, const ExplainOptions& options,
   std::vector<std::string> arguments = {"--measure-reads", path, "--seconds",
                                         Format("{:.3f}", seconds)};
   if (options.broker.workers > 0) {
-    arguments.push_back("--workers");
-    arguments.push_back(std::to_string(options.broker.workers));
+    arguments.insert(arguments.end(),
+                     {"--workers", std::to_string(options.broker.workers)});
   }
   ProgressBar bar("storage", "");
   const Clock::time_point begin = Clock::now();
@@ -359,8 +330,7 @@ bool HasProcesses(const OrderedJson& spec) {
 
 // The clock counts too: a worker that is busy all the time makes so many rows.
 std::vector<PartTime> WithoutClock(std::vector<PartTime> parts, double per_s) {
-  double sum = 0;
-  for (const PartTime& each : parts) sum += each.sample_s;
+  const double sum = SumOf(parts);
   if (per_s <= 0 || sum * per_s <= 1) return parts;
   for (PartTime& each : parts) each.sample_s /= sum * per_s;
   return parts;
@@ -415,20 +385,15 @@ StatusOr<int> ExplainSpec(const ExplainOptions& options) {
                             runs.Take(repeated, "repeat_first", seconds));
   // One record may cost more than another; none costs less without storage.
   measured.made_per_s = std::max(ideal.per_s, whole.per_s);
-  double sample_s = 0;
-  for (const PartTime& each : measured.parts) sample_s += each.sample_s;
+  const double sample_s = SumOf(measured.parts);
   if (ideal.reading > kReadsLimit * measured.workers) {
     // Its file system keeps nothing in the page cache. 0: no row was made.
     measured.made_per_s = sample_s > 0 ? std::max(measured.made_per_s,
                                                   measured.workers / sample_s)
                                        : 0;
   }
-  const auto largest =
-      std::max_element(measured.parts.begin(), measured.parts.end(),
-                       [](const PartTime& a, const PartTime& b) {
-                         return a.sample_s < b.sample_s;
-                       });
-  if (largest != measured.parts.end() && largest->step) {
+  if (const PartTime* const largest = LargestOf(measured.parts);
+      largest != nullptr && largest->step) {
     Measurements::Smaller smaller = {*largest->step, "", 0};
     if (const auto halved =
             WithSmaller(repeated, smaller.step, &smaller.size)) {
@@ -445,13 +410,14 @@ StatusOr<int> ExplainSpec(const ExplainOptions& options) {
     OrderedJson json = ExplainJson(measured);
     json["dataset"] = index.dataset;
     json["records"] = index.records;
-    Print(stdout, "{}\n", JsonLine(json));
+    PrintJson(json);
     return 0;
   }
   Print(stdout, "{}: {}, {} a row\n\n", Printable(index.dataset),
         Counted(FormatCount(index.records), "record"),
         FormatBytes(static_cast<uint64_t>(measured.row_bytes)));
-  Print(stdout, "{}\n{}\n", ExplainTable(measured, Columns()),
+  Print(stdout, "{}\n{}\n",
+        ExplainTable(measured, TerminalColumns(STDOUT_FILENO, kColumns)),
         AdviceOf(measured).text);
   if (!measured.cold && !measured.cold_why.empty()) {
     Print(stdout, "Storage was not measured cold: {}.\n", measured.cold_why);
@@ -469,7 +435,7 @@ struct JobSample {
 };
 
 StatusOr<JobSample> SampleOf(const ExplainOptions& options) {
-  const std::string socket = SocketPath(options.job.socket);
+  const std::string& socket = options.job.socket;
   nlohmann::json request = options.job.Request("measure");
   request["seconds"] = options.seconds + kBeyond_s;
   JobSample sample;
@@ -520,16 +486,14 @@ Measurements OfJob(const JobSample& before, const JobSample& after) {
     return std::max(0.0, NumberField(after.job, key).value_or(0) -
                              NumberField(before.job, key).value_or(0));
   };
-  const PartTimes parts = PartsBetween(before.parts, after.parts);
-  measured.parts = parts.parts;
+  measured.parts = PartsBetween(before.parts, after.parts).parts;
   measured.whole_per_s = increase("rows") / seconds;
   const auto processes = CountField(after.job, "processes").value_or(0);
   measured.processes = processes > 0;
   measured.workers = static_cast<uint32_t>(
       processes > 0 ? processes
                     : CountField(after.broker, "workers").value_or(1));
-  double sample_s = 0;
-  for (const PartTime& each : parts.parts) sample_s += each.sample_s;
+  const double sample_s = SumOf(measured.parts);
   if (sample_s > 0) measured.made_per_s = measured.workers / sample_s;
   const double waits = LeastWaiting(before.job, after.job, seconds);
   if (measured.whole_per_s > 0) {
@@ -572,10 +536,11 @@ StatusOr<int> ExplainJob(const ExplainOptions& options) {
     json["job"] = options.job.job;
     json["dataset"] = TextField(after.job, "dataset");
     json["bottleneck"] = limits;
-    Print(stdout, "{}\n", JsonLine(json));
+    PrintJson(json);
     return 0;
   }
-  Print(stdout, "{}\n{}\n", ExplainTable(measured, Columns()),
+  Print(stdout, "{}\n{}\n",
+        ExplainTable(measured, TerminalColumns(STDOUT_FILENO, kColumns)),
         AdviceOf(measured).text);
   if (!limits.empty()) Print(stdout, "{}\n", Printable(limits));
   return 0;
@@ -607,21 +572,17 @@ Subcommand AddExplain(Command parent) {
   explain.AddFlag("--json", &options->json, "Print one JSON object");
   options->job.AddTo(explain);
   options->broker.AddTo(explain);
-  explain.SetFooter(
-      "Of a spec, a private broker and one process that only reads its "
-      "batches\n"
-      "show what this machine can do: reads of storage and of the page cache, "
-      "each\n"
-      "step of `map`, the whole, and the whole without storage (repeat_first). "
-      "The\n"
-      "first records are dropped from the page cache for it. Of a running job, "
-      "its\n"
-      "ranks are a stage too.\n"
-      "\n"
-      "Examples:\n"
-      "  penstock explain train.yaml\n"
-      "  penstock explain train.yaml --seconds 60 --json\n"
-      "  penstock explain train --seconds 5");
+  explain.SetFooter(R"(
+Of a spec, a private broker and one process that only reads its batches
+show what this machine can do: reads of storage and of the page cache, each
+step of `map`, the whole, and the whole without storage (repeat_first). The
+first records are dropped from the page cache for it. Of a running job, its
+ranks are a stage too.
+
+Examples:
+  penstock explain train.yaml
+  penstock explain train.yaml --seconds 60 --json
+  penstock explain train --seconds 5)");
   return {explain, [options] {
             return IsFile(options->job.job) ? ExplainSpec(*options)
                                             : ExplainJob(*options);

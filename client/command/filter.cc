@@ -116,16 +116,13 @@ StatusOr<OrderedJson> SpecToFilter(const OrderedJson& spec,
 std::string CodeOf(const std::string& function) {
   constexpr size_t kCodeBytesMax = size_t{16} << 20;
   const char* const path = std::getenv("PENSTOCK_PYTHON_PATH");
-  std::string folders = path == nullptr ? "" : path;
   std::string module = function.substr(0, function.find(':'));
   std::replace(module.begin(), module.end(), '.', '/');
-  while (!folders.empty()) {
-    const size_t end = std::min(folders.find(':'), folders.size());
-    const fs::path folder = folders.substr(0, end);
-    folders.erase(0, end + 1);
+  for (const std::string& folder :
+       SplitText(path == nullptr ? "" : path, ':')) {
     for (const char* tail : {".py", "/__init__.py"}) {
-      const auto text =
-          ReadTextFile("module", folder / (module + tail), kCodeBytesMax);
+      const auto text = ReadTextFile(
+          "module", fs::path(folder) / (module + tail), kCodeBytesMax);
       if (text.ok()) return *text;
     }
   }
@@ -175,24 +172,18 @@ StatusOr<std::string> JudgeAll(const AllRecords& all, uint64_t records) {
             rows += count;
           }));
   const OrderedJson head = {{"rows", rows}, {"broken", broken}};
-  return head.dump(-1, ' ', false, OrderedJson::error_handler_t::replace) +
-         "\n" + bits;
-}
-
-void PrintJson(const OrderedJson& json) {
-  Print(stdout, "{}\n",
-        json.dump(-1, ' ', false, OrderedJson::error_handler_t::replace));
+  return JsonLineInOrder(head) + "\n" + bits;
 }
 
 // broken: null if the file was there already.
 void Tell(const FilterOptions& options, const KeptRecordsHeader& header,
           uint64_t judged, const OrderedJson& broken) {
   if (options.json) {
-    PrintJson({{"file", options.out},
-               {"records", header.records},
-               {"kept", header.kept},
-               {"judged", judged},
-               {"broken", broken}});
+    PrintJsonInOrder({{"file", options.out},
+                      {"records", header.records},
+                      {"kept", header.kept},
+                      {"judged", judged},
+                      {"broken", broken}});
   } else if (broken.is_null()) {
     Print(stdout, "{}: is up to date: {} kept\n", options.out,
           Counted(FormatCount(header.kept), "record"));
@@ -313,8 +304,8 @@ StatusOr<int> FilterAndTell(const FilterOptions& options) {
       result.status().code() == StatusCode::kCancelled) {
     return result;
   }
-  PrintJson({{"error", result.status().message()},
-             {"code", static_cast<int>(result.status().code())}});
+  PrintJsonInOrder({{"error", result.status().message()},
+                    {"code", static_cast<int>(result.status().code())}});
   return kExitFailure;
 }
 
@@ -357,22 +348,17 @@ Subcommand AddFilter(Command parent) {
   filter.AddFlag("--json", &options->json,
                  "Print the result, or the error, as JSON");
   options->broker.AddTo(filter);
-  filter.SetFooter(
-      "The module is found in the folders of PENSTOCK_PYTHON_PATH. Each "
-      "record\n"
-      "that the spec's `select` leaves is judged once, in parallel; specs use "
-      "the\n"
-      "file with `select: [filter: {records: FILE}]`, as long as the data and\n"
-      "the steps of `select` before it are the same. A record that cannot be\n"
-      "read, or judged, ends the command, or with another `on_error` than "
-      "`fail`\n"
-      "is left out, counted, and the first of them named.\n"
-      "\n"
-      "Examples:\n"
-      "  PENSTOCK_PYTHON_PATH=$PWD penstock filter train.yaml "
-      "quality:is_clean\n"
-      "  penstock filter train.yaml quality:is_sharp --steps 1 --out "
-      "sharp.records");
+  filter.SetFooter(R"(
+The module is found in the folders of PENSTOCK_PYTHON_PATH. Each record
+that the spec's `select` leaves is judged once, in parallel; specs use the
+file with `select: [filter: {records: FILE}]`, as long as the data and
+the steps of `select` before it are the same. A record that cannot be
+read, or judged, ends the command, or with another `on_error` than `fail`
+is left out, counted, and the first of them named.
+
+Examples:
+  PENSTOCK_PYTHON_PATH=$PWD penstock filter train.yaml quality:is_clean
+  penstock filter train.yaml quality:is_sharp --steps 1 --out sharp.records)");
   return {filter, [options] { return FilterAndTell(*options); }};
 }
 

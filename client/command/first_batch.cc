@@ -3,7 +3,6 @@
 #include <poll.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
-#include <unistd.h>
 
 #include <cerrno>
 #include <cstdio>
@@ -31,10 +30,12 @@ ElementSpec FeaturesOf(const penstock_reader* reader,
   return features;
 }
 
-namespace {
+Status LibraryError(int code) {
+  return Status(static_cast<StatusCode>(-code), penstock_error());
+}
 
-StatusOr<std::string> Take(const std::string& socket, const FirstBatchJob& job,
-                           const UseBatch& use) {
+StatusOr<penstock_reader*> AttachAlone(const std::string& socket,
+                                       const JobToTake& job) {
   penstock_options options = PENSTOCK_OPTIONS_INIT;
   options.rank = 0;
   options.world_size = 1;
@@ -44,14 +45,18 @@ StatusOr<std::string> Take(const std::string& socket, const FirstBatchJob& job,
   options.job = job.name.c_str();
   options.socket = socket.c_str();
   if (!job.state.empty()) options.state = job.state.c_str();
-  const auto error = [](int code) {
-    return Status(static_cast<StatusCode>(-code), penstock_error());
-  };
   penstock_reader* reader = nullptr;
-  if (const int code = penstock_attach(&options, &reader);
-      code != PENSTOCK_OK) {
-    return error(code);
-  }
+  const int code = penstock_attach(&options, &reader);
+  if (code != PENSTOCK_OK) return LibraryError(code);
+  return reader;
+}
+
+namespace {
+
+StatusOr<std::string> Take(const std::string& socket, const JobToTake& job,
+                           const UseBatch& use) {
+  PENSTOCK_ASSIGN_OR_RETURN(penstock_reader* const reader,
+                            AttachAlone(socket, job));
   penstock_batch* batch = nullptr;
   const int code = penstock_next(reader, &batch);
   StatusOr<std::string> result = NotFoundError(
@@ -63,7 +68,7 @@ StatusOr<std::string> Take(const std::string& socket, const FirstBatchJob& job,
     result = use(FeaturesOf(reader, batch), batch);
     penstock_release(batch);
   } else if (code < 0) {
-    result = error(code);
+    result = LibraryError(code);
   }
   penstock_detach(reader);
   return result;
@@ -73,29 +78,16 @@ StatusOr<std::string> Take(const std::string& socket, const FirstBatchJob& job,
 bool WriteResult(int fd, const StatusOr<std::string>& result) {
   std::string text(1, static_cast<char>(result.status().code()));
   text += result.ok() ? *result : result.status().message();
-  for (size_t at = 0; at < text.size();) {
-    const ssize_t wrote = write(fd, text.data() + at, text.size() - at);
-    if (wrote < 0 && errno == EINTR) continue;
-    if (wrote <= 0) return false;
-    at += static_cast<size_t>(wrote);
-  }
-  return true;
+  return WriteWholly(fd, text);
 }
 
 StatusOr<std::string> ReadResult(int fd) {
   struct stat st = {};
   fstat(fd, &st);
   std::string text(static_cast<size_t>(st.st_size), '\0');
-  size_t got = 0;
-  while (got < text.size()) {
-    const ssize_t bytes = pread(fd, text.data() + got, text.size() - got,
-                                static_cast<off_t>(got));
-    if (bytes < 0 && errno == EINTR) continue;
-    if (bytes <= 0) break;
-    got += static_cast<size_t>(bytes);
+  if (text.empty() || !ReadWholly(fd, text.data(), text.size())) {
+    return InternalError("the process that took the data failed");
   }
-  if (got == 0) return InternalError("the process that took the data failed");
-  text.resize(got);
   const auto code = static_cast<StatusCode>(text[0]);
   text.erase(0, 1);
   if (code != StatusCode::kOk) return Status(code, text);
@@ -105,7 +97,7 @@ StatusOr<std::string> ReadResult(int fd) {
 }  // namespace
 
 StatusOr<std::string> WithFirstBatch(PrivateBroker* broker,
-                                     const FirstBatchJob& job,
+                                     const JobToTake& job,
                                      const UseBatch& use) {
   return InTakingProcess(broker,
                          [&] { return Take(broker->socket(), job, use); });

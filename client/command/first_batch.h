@@ -16,7 +16,7 @@
 
 namespace penstock {
 
-struct FirstBatchJob {
+struct JobToTake {
   // Either the path of a spec file, or the text of a spec.
   std::string dataset;
   std::string spec;
@@ -24,6 +24,11 @@ struct FirstBatchJob {
   std::string state;  // "": from the beginning
 };
 
+// The error of a call of the library that returned this code.
+Status LibraryError(int code);
+// Attaches as rank 0 of 1; to be detached.
+StatusOr<penstock_reader*> AttachAlone(const std::string& socket,
+                                       const JobToTake& job);
 // The features of the batch's rows, as the library describes them; nullptr:
 // of all batches' rows, with kAnySize where they differ.
 ElementSpec FeaturesOf(const penstock_reader* reader,
@@ -42,8 +47,7 @@ using UseBatch = std::function<StatusOr<std::string>(
 // no whole batch), use's; Cancelled after a signal. penstockd is restarted when
 // it dies meanwhile.
 StatusOr<std::string> WithFirstBatch(PrivateBroker* broker,
-                                     const FirstBatchJob& job,
-                                     const UseBatch& use);
+                                     const JobToTake& job, const UseBatch& use);
 
 }  // namespace penstock
 #endif  // CLIENT_COMMAND_FIRST_BATCH_H_

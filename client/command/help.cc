@@ -64,12 +64,12 @@ Subcommand AddHelp(Command parent) {
                  "Of spec: a source, an operation, shuffle, batch or a crop");
   help.AddFlag("--json", &options->json,
                "Of spec: all declarations, for programs");
-  help.SetFooter(
-      "Examples:\n"
-      "  penstock help spec\n"
-      "  penstock help spec image_folder\n"
-      "  penstock help config\n"
-      "  penstock help messages");
+  help.SetFooter(R"(
+Examples:
+  penstock help spec
+  penstock help spec image_folder
+  penstock help config
+  penstock help messages)");
   return {help, [parent, options] { return Help(parent, *options); }};
 }
 

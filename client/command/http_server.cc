@@ -195,7 +195,7 @@ StatusOr<std::unique_ptr<HttpServer>> HttpServer::Listen(
   return std::unique_ptr<HttpServer>(new HttpServer(std::move(inside)));
 }
 
-Status HttpServer::Run(HttpHandler handler) {
+void HttpServer::Run(HttpHandler handler) {
   inside_->handler = std::move(handler);
   asio::io_context& context = inside_->context;
   asio::posix::stream_descriptor interrupt(context, dup(InterruptFd()));
@@ -203,7 +203,6 @@ Status HttpServer::Run(HttpHandler handler) {
                        [&](ErrorCode) { context.stop(); });
   inside_->Accept();
   context.run();
-  return CheckInterrupt();
 }
 
 }  // namespace penstock

@@ -43,8 +43,8 @@ class HttpServer {
 
   // "127.0.0.1:10147", with the port that was taken.
   const std::string& address() const;
-  // Serves until a signal comes (interrupt.h), and returns Cancelled.
-  Status Run(HttpHandler handler);
+  // Serves until a signal comes (interrupt.h), which is how it ends.
+  void Run(HttpHandler handler);
 
  private:
   struct Inside;

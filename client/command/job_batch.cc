@@ -5,7 +5,6 @@
 #include <iterator>
 #include <memory>
 #include <string_view>
-#include <utility>
 #include <vector>
 
 #include "client/command/batch_sheet.h"
@@ -15,8 +14,6 @@
 #include "client/private_broker/json_field.h"
 #include "client/private_broker/private_broker.h"
 #include "common/format.h"
-#include "common/message.h"
-#include "common/printable.h"
 
 namespace penstock {
 namespace {
@@ -30,27 +27,27 @@ struct Rows {
   uint64_t epoch = 0;
   uint64_t first = 0;
   uint64_t count = 0;
-
-  // The batch before a state. Where an epoch has just begun, and with batches
-  // of parts: the rows that come next.
-  static StatusOr<Rows> Before(const Json& state, const Json& spec,
-                               uint64_t world_size) {
-    const auto epoch = CountField(state, "epoch");
-    const auto row = CountField(state, "row");
-    const Json& batch = FieldOf(spec, "batch");
-    const auto size = CountField(batch, "size");
-    const auto per_rank = CountField(batch, "per_rank");
-    const bool by_part = batch.contains("by_part");
-    if (!epoch || !row || (!size && !per_rank && !by_part)) {
-      return InternalError("the broker's answer does not follow the protocol");
-    }
-    // The batch before has a size that only the plan knows.
-    if (by_part) return Rows{*epoch, *row, kBatchRowsShown};
-    const uint64_t all = size ? *size : *per_rank * world_size;
-    return Rows{*epoch, *row - std::min(*row, all),
-                std::clamp<uint64_t>(all, 1, kBatchRowsShown)};
-  }
 };
+
+// The batch before a state. Where an epoch has just begun, and with batches of
+// parts: the rows that come next.
+StatusOr<Rows> RowsBefore(const Json& state, const Json& spec,
+                          uint64_t world_size) {
+  const auto epoch = CountField(state, "epoch");
+  const auto row = CountField(state, "row");
+  const Json& batch = FieldOf(spec, "batch");
+  const auto size = CountField(batch, "size");
+  const auto per_rank = CountField(batch, "per_rank");
+  const bool by_part = batch.contains("by_part");
+  if (!epoch || !row || (!size && !per_rank && !by_part)) {
+    return InternalError("the broker's answer does not follow the protocol");
+  }
+  // The batch before has a size that only the plan knows.
+  if (by_part) return Rows{*epoch, *row, kBatchRowsShown};
+  const uint64_t all = size ? *size : *per_rank * world_size;
+  return Rows{*epoch, *row - std::min(*row, all),
+              std::clamp<uint64_t>(all, 1, kBatchRowsShown)};
+}
 
 std::string Base64(std::string_view bytes) {
   constexpr char kDigits[] =
@@ -104,7 +101,7 @@ StatusOr<Json> LastBatch(const std::string& socket, const BatchOfJob& job) {
   Json state = FieldOf(answer, "state");
   Json spec = Json::parse(TextField(answer, "spec"), nullptr, false);
   PENSTOCK_ASSIGN_OR_RETURN(const Rows rows,
-                            Rows::Before(state, spec, job.world_size));
+                            RowsBefore(state, spec, job.world_size));
   // The same rows in a batch of their own.
   state["row"] = rows.first;
   state["owed"] = Json::array();

@@ -10,7 +10,6 @@
 #include "client/private_broker/json_field.h"
 #include "client/private_broker/table.h"
 #include "common/command_line.h"
-#include "common/message.h"
 
 namespace penstock {
 namespace {
@@ -38,7 +37,7 @@ std::shared_ptr<ControlOptions> AddControlOptions(Command command) {
 StatusOr<int> SaveState(const ControlOptions& options) {
   PENSTOCK_ASSIGN_OR_RETURN(
       const nlohmann::json answer,
-      CallBroker(SocketPath(options.socket), options.Request("state")));
+      CallBroker(options.socket, options.Request("state")));
   const std::string text = FieldOf(answer, "state").dump() + "\n";
   if (options.save.empty()) {
     Print(stdout, "{}", text);
@@ -51,8 +50,7 @@ StatusOr<int> SaveState(const ControlOptions& options) {
 StatusOr<int> Evict(const ControlOptions& options) {
   nlohmann::json request = options.Request("evict");
   request["rank"] = options.rank;
-  PENSTOCK_RETURN_IF_ERROR(
-      CallBroker(SocketPath(options.socket), request).status());
+  PENSTOCK_RETURN_IF_ERROR(CallBroker(options.socket, request).status());
   Print(stdout, "rank {} of job '{}' is evicted\n", options.rank,
         Printable(options.job));
   return 0;
@@ -62,11 +60,10 @@ StatusOr<int> Stop(const ControlOptions& options) {
   nlohmann::json request = options.Request("stop");
   request["now"] = options.now;
   PENSTOCK_ASSIGN_OR_RETURN(const nlohmann::json answer,
-                            CallBroker(SocketPath(options.socket), request));
-  const nlohmann::json& ended = FieldOf(answer, "ended");
+                            CallBroker(options.socket, request));
   Print(stdout, "job '{}' {}\n", Printable(options.job),
         options.now ? "is ended"
-        : ended.is_boolean() && ended.get<bool>()
+        : FieldOf(answer, "ended") == true
             ? "is ended: no rank was attached"
             : "ends once its ranks have taken the last step");
   return 0;
@@ -89,10 +86,10 @@ StatusOr<int> Weights(const ControlOptions& options) {
     request["row"] = options.row.value_or(0);
   }
   PENSTOCK_ASSIGN_OR_RETURN(const nlohmann::json answer,
-                            CallBroker(SocketPath(options.socket), request));
+                            CallBroker(options.socket, request));
   const nlohmann::json& changes = ArrayField(answer, "changes");
   if (options.json) {
-    Print(stdout, "{}\n", JsonLine(answer));
+    PrintJson(answer);
   } else if (!options.weights.empty() && !changes.empty()) {
     Print(stdout, "job '{}': {}, its step {}\n", Printable(options.job),
           WeightsText(changes.back()), FieldOf(answer, "step").dump());
@@ -129,16 +126,16 @@ Subcommand AddJob(Command parent) {
   weights.AddOption("--row", &options->row, "and this row of it").Type("R");
   weights.AddFlag("--json", &options->json, "Print the answer as JSON");
   weights.PassOptionsUp();  // to the options of `job`
-  job.SetFooter(
-      "The weights of a mix change for all ranks at one row, and stay until\n"
-      "they are changed again; the `schedule` of the spec ends there. Epochs\n"
-      "keep their number of steps. The change is a part of the job's state\n"
-      "from then on: a job that resumes has the same rows.\n"
-      "\n"
-      "Examples:\n"
-      "  penstock job train weights 1 4\n"
-      "  penstock job train weights 1 4 --epoch 3\n"
-      "  penstock job train weights");
+  job.SetFooter(R"(
+The weights of a mix change for all ranks at one row, and stay until
+they are changed again; the `schedule` of the spec ends there. Epochs
+keep their number of steps. The change is a part of the job's state
+from then on: a job that resumes has the same rows.
+
+Examples:
+  penstock job train weights 1 4
+  penstock job train weights 1 4 --epoch 3
+  penstock job train weights)");
   return {job, [options] { return Weights(*options); }};
 }
 
@@ -148,15 +145,14 @@ Subcommand AddState(Command parent) {
   const std::shared_ptr<ControlOptions> options = AddControlOptions(state);
   state.AddOption("--save", &options->save, "Write it to this file instead")
       .Type("FILE");
-  state.SetFooter(
-      "A job that begins at this state gets every batch that some rank had\n"
-      "not released yet, and all that follow. A trainer's own checkpoint "
-      "keeps\n"
-      "the state of penstock_state instead: that of its last step.\n\n"
-      "Examples:\n"
-      "  penstock state train --save state.json\n"
-      "  penstock run --state state.json --dataset train.yaml --ranks 2 -- "
-      "./trainer");
+  state.SetFooter(R"(
+A job that begins at this state gets every batch that some rank had
+not released yet, and all that follow. A trainer's own checkpoint keeps
+the state of penstock_state instead: that of its last step.
+
+Examples:
+  penstock state train --save state.json
+  penstock run --state state.json --dataset train.yaml --ranks 2 -- ./trainer)");
   return {state, [options] { return SaveState(*options); }};
 }
 
@@ -167,14 +163,13 @@ Subcommand AddEvict(Command parent) {
   evict.AddOption("RANK", &options->rank, "Number of the rank")
       .Required()
       .InRange(0, kRankMax);
-  evict.SetFooter(
-      "For a rank that hangs. Its next call returns an error. Its batches go "
-      "to\n"
-      "its replacement (split) or to the other ranks. The memory it may still\n"
-      "read is kept until its process ends.\n"
-      "\n"
-      "Example:\n"
-      "  penstock evict train 3");
+  evict.SetFooter(R"(
+For a rank that hangs. Its next call returns an error. Its batches go to
+its replacement (split) or to the other ranks. The memory it may still
+read is kept until its process ends.
+
+Example:
+  penstock evict train 3)");
   return {evict, [options] { return Evict(*options); }};
 }
 
@@ -183,16 +178,14 @@ Subcommand AddStop(Command parent) {
   const std::shared_ptr<ControlOptions> options = AddControlOptions(stop);
   stop.AddFlag("--now", &options->now,
                "End the job at once with an error, not at the end of the step");
-  stop.SetFooter(
-      "Without --now the ranks take the last step that any of them was given, "
-      "and\n"
-      "then get the end of the data. A job without an attached rank ends at "
-      "once: a\n"
-      "rank that comes later begins it anew.\n"
-      "\n"
-      "Examples:\n"
-      "  penstock stop train\n"
-      "  penstock stop --now train");
+  stop.SetFooter(R"(
+Without --now the ranks take the last step that any of them was given, and
+then get the end of the data. A job without an attached rank ends at once: a
+rank that comes later begins it anew.
+
+Examples:
+  penstock stop train
+  penstock stop --now train)");
   return {stop, [options] { return Stop(*options); }};
 }
 

@@ -1,6 +1,5 @@
 #include "client/command/job_options.h"
 
-#include "common/command_line.h"
 #include "common/message.h"
 
 namespace penstock {

@@ -1,7 +1,5 @@
 // The `penstock` command: turns the results of subcommands into one line on
 // stderr and an exit status.
-#include <csignal>
-#include <cstdio>
 
 #include "client/command/subcommand.h"
 #include "client/private_broker/interrupt.h"

@@ -1,7 +1,6 @@
 #include "client/command/metrics.h"
 
 #include <algorithm>
-#include <cctype>
 #include <optional>
 #include <set>
 #include <utility>
@@ -172,7 +171,7 @@ class Answer {
     Add("rows failed", FieldOf(job, "rows_failed"), labels);
     Add("bottleneck", FieldOf(job, "bottleneck"), labels);
     for (const Json& rank : ArrayField(job, "ranks")) {
-      if (ranks_ == kRanksMax) {
+      if (ranks_ == kRanksExported) {
         ++ranks_left_out_;
       } else if (Add("rank", rank,
                      With(labels, NumberLabel("rank", rank, "rank")))) {

@@ -4,7 +4,7 @@
 //
 // Names follow Prometheus: base units, `_total` for what only grows. Labels are
 // job, dataset, uid, rank, producer, node and names of kinds: no path, no pid,
-// no message, so that the number of series is bounded (kRanksMax).
+// no message, so that the number of series is bounded (kRanksExported).
 #ifndef CLIENT_COMMAND_METRICS_H_
 #define CLIENT_COMMAND_METRICS_H_
 
@@ -18,7 +18,7 @@ namespace penstock {
 
 // Ranks of all jobs together that are exported; penstock_ranks_left_out counts
 // the others. The broker bounds jobs and producers.
-inline constexpr size_t kRanksMax = 1024;
+inline constexpr size_t kRanksExported = 1024;
 
 // What becomes of the field.
 enum class MetricKind : uint8_t {
@@ -48,8 +48,6 @@ std::string MetricsText(const nlohmann::json& status);
 
 // A Grafana dashboard of these metrics, as JSON to import.
 std::string DashboardText();
-// The expressions of its panels, for tests.
-std::span<const std::string_view> DashboardExpressions();
 
 }  // namespace penstock
 #endif  // CLIENT_COMMAND_METRICS_H_

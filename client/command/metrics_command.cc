@@ -10,10 +10,7 @@
 #include "client/command/output_file.h"
 #include "client/command/subcommand.h"
 #include "client/private_broker/control_call.h"
-#include "client/private_broker/interrupt.h"
 #include "common/command_line.h"
-#include "common/message.h"
-#include "common/printable.h"
 
 namespace penstock {
 namespace {
@@ -29,7 +26,7 @@ struct MetricsOptions {
 };
 
 StatusOr<nlohmann::json> AskStatus(const std::string& socket) {
-  return CallBroker(SocketPath(socket), {{"op", "status"}}, [](int fd) {
+  return CallBroker(socket, {{"op", "status"}}, [](int fd) {
     pollfd entry{fd, POLLIN, 0};
     const int ready = poll(&entry, 1, kAnswer_ms);
     if (ready == 0) {
@@ -45,7 +42,7 @@ StatusOr<int> Serve(const MetricsOptions& options) {
                             HttpServer::Listen(options.listen));
   Print(stderr, "penstock: http://{}/metrics\n", server->address());
   std::string said;  // an error is told once, not with each scrape
-  const Status ended = server->Run([&](const HttpRequest& request) {
+  server->Run([&](const HttpRequest& request) {
     HttpAnswer answer;
     if (request.target == "/") {
       answer.type = "text/html; charset=utf-8";
@@ -64,8 +61,7 @@ StatusOr<int> Serve(const MetricsOptions& options) {
     }
     return answer;
   });
-  // Being stopped is how it ends.
-  return ended.code() == StatusCode::kCancelled ? StatusOr<int>(0) : ended;
+  return 0;
 }
 
 StatusOr<int> Show(const MetricsOptions& options) {
@@ -110,17 +106,15 @@ Subcommand AddMetrics(Command parent) {
                       "Print a Grafana dashboard of these metrics, to import");
   textfile.Excludes(listen).Excludes(dashboard);
   listen.Excludes(dashboard);
-  metrics.SetFooter(
-      "Without an option the metrics are printed. A broker that does not "
-      "answer\n"
-      "is `penstock_up 0` over HTTP and in the file.\n"
-      "\n"
-      "Examples:\n"
-      "  penstock metrics\n"
-      "  penstock metrics --listen 127.0.0.1:10147\n"
-      "  penstock metrics --textfile "
-      "/var/lib/prometheus/node-exporter/penstock.prom\n"
-      "  penstock metrics --dashboard > penstock.json");
+  metrics.SetFooter(R"(
+Without an option the metrics are printed. A broker that does not answer
+is `penstock_up 0` over HTTP and in the file.
+
+Examples:
+  penstock metrics
+  penstock metrics --listen 127.0.0.1:10147
+  penstock metrics --textfile /var/lib/prometheus/node-exporter/penstock.prom
+  penstock metrics --dashboard > penstock.json)");
   return {metrics, [options] { return Show(*options); }};
 }
 

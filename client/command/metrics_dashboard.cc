@@ -18,7 +18,7 @@ constexpr int kPanelColumns = 12;
 constexpr int kPanelRows = 8;
 
 struct Series {
-  std::string_view expression;
+  std::string expression;
   std::string_view legend;
 };
 
@@ -30,129 +30,116 @@ struct Panel {
   bool stacked = false;
 };
 
-// Rates are of the interval that Grafana chooses. $jobs: the names chosen
-// above, $instance the hosts.
-#define OF_JOB "{instance=~\"$instance\",job_name=~\"$jobs\"}"
-#define OF_HOST "{instance=~\"$instance\"}"
-#define RATE(metric) "rate(" metric OF_JOB "[$__rate_interval])"
-
-const std::vector<Panel>& Panels() {
-  static const std::vector<Panel>
-      panels =
-          {
-              {"Rows made",
-               "rowsps",
-               {{"sum by (job_name) (" RATE("penstock_job_rows_total") ")",
-                 "{{job_name}}"}}},
-              {"Time in which ranks wait for batches",
-               "percentunit",
-               {{RATE("penstock_rank_wait_seconds_total"),
-                 "{{job_name}} rank {{rank}}"}}},
-              {"What limits the jobs",
-               "short",
-               {{"sum by (job_name, what) (penstock_job_bottleneck_info" OF_JOB
-                 ")",
-                 "{{job_name}}: {{what}}"}},
-               true},
-              {"What a batch takes each rank",
-               "s",
-               {{"penstock_rank_batch_seconds" OF_JOB,
-                 "{{job_name}} rank {{rank}}"}}},
-              {"Batches behind the furthest rank",
-               "short",
-               {{"penstock_rank_lag_batches" OF_JOB,
-                 "{{job_name}} rank {{rank}}"}}},
-              {"Batches in the rings",
-               "short",
-               {{"penstock_rank_batches_ready" OF_JOB,
-                 "{{job_name}} rank {{rank}}"}}},
-              {"What workers do",
-               "short",
-               {{"sum by (job_name) (" RATE(
-                     "penstock_job_decode_seconds_total") ")",
-                 "{{job_name}}: make rows"},
-                {"sum by (job_name) (" RATE(
-                     "penstock_job_read_wait_seconds_total") ")",
-                 "{{job_name}}: wait for reads"},
-                {"sum(penstock_workers" OF_HOST ")", "all workers"}}},
-              {"Slots",
-               "short",
-               {{"sum by (state) (penstock_job_slots" OF_JOB ")", "{{state}}"}},
-               true},
-              {"Bytes read",
-               "Bps",
-               {{"sum by (job_name) (" RATE(
-                     "penstock_job_read_bytes_total") ")",
-                 "{{job_name}}"}}},
-              {"Reads from the page cache, and late reads",
-               "short",
-               {{"sum by (job_name) (" RATE(
-                     "penstock_job_reads_cached_total") ") / sum by (job_name) "
-                                                        "(" RATE("penstock_job_"
-                                                                 "reads_total") ")",
-                 "{{job_name}}: cached share"},
-                {"sum(penstock_late_reads" OF_HOST ")", "late reads"},
-                {"sum by (job_name) (" RATE(
-                     "penstock_job_cache_hits_total") ") / (sum by (job_name) "
-                                                      "(" RATE("penstock_job_"
-                                                               "cache_hits_"
-                                                               "total") ") + sum by (job_name) (" RATE("penstock_job_cache_misses_total") "))",
-                 "{{job_name}}: share of rows kept before"}}},
-              {"Memory",
-               "bytes",
-               {{"sum by (instance) (penstock_memory_promised_bytes" OF_HOST
-                 ")",
-                 "promised"},
-                {"sum by (instance) (penstock_job_memory_used_bytes" OF_JOB ")",
-                 "batches, used"},
-                {"sum by (instance) (penstock_memory_resident_bytes" OF_HOST
-                 ")",
-                 "resident"},
-                {"sum by (instance) (penstock_memory_limit_bytes" OF_HOST ")",
-                 "limit"}}},
-              {"Rows made on another NUMA node",
-               "percentunit",
-               {{"sum by (job_name) (" RATE("penstock_job_rows_numa_remote_"
-                                            "total") ") / (sum by (job_name) "
-                                                     "(" RATE("penstock_job_"
-                                                              "rows_numa_"
-                                                              "remote_total") ") + sum by (job_name) (" RATE(
-                                                         "penstock_job_rows_"
-                                                         "numa_local_total") ")"
-                                                                             ")",
-                 "{{job_name}}"}}},
-              {"Samples left out or replaced",
-               "short",
-               {{"sum by (job_name, kind) "
-                 "(increase(penstock_job_rows_failed_total" OF_JOB
-                 "[$__rate_interval]))",
-                 "{{job_name}}: {{kind}}"}}},
-              {"Batches redelivered, ranks missing",
-               "short",
-               {{"sum by (job_name) (increase("
-                 "penstock_job_batches_redelivered_total" OF_JOB
-                 "[$__rate_interval]))",
-                 "{{job_name}}: redelivered"},
-                {"sum by (job_name) (penstock_job_ranks_missing" OF_JOB ")",
-                 "{{job_name}}: missing"}}},
-              {"Epoch",
-               "short",
-               {{"max by (job_name) (penstock_job_epoch" OF_JOB ")",
-                 "{{job_name}}"}}},
-              {"The broker",
-               "short",
-               {{"sum by (instance) (penstock_up" OF_HOST ")",
-                 "{{instance}}: answers"},
-                {"sum by (instance) (rate(penstock_cpu_seconds_total" OF_HOST
-                 "[$__rate_interval]))",
-                 "{{instance}}: processors used"}}},
-          };
-  return panels;
+// The series of a metric, of the hosts and jobs that are chosen above.
+std::string OfHost(const std::string& metric) {
+  return metric + R"({instance=~"$instance"})";
+}
+std::string OfJob(const std::string& metric) {
+  return metric + R"({instance=~"$instance",job_name=~"$jobs"})";
+}
+// Rates are of the interval that Grafana chooses. series: of OfHost or OfJob.
+std::string Rate(const std::string& series) {
+  return "rate(" + series + "[$__rate_interval])";
+}
+std::string Increase(const std::string& series) {
+  return "increase(" + series + "[$__rate_interval])";
+}
+std::string SumBy(const std::string& labels, const std::string& of) {
+  return "sum by (" + labels + ") (" + of + ")";
+}
+std::string JobRate(const std::string& metric) {
+  return SumBy("job_name", Rate(OfJob(metric)));
+}
+// The part that one metric has of it and another, both of jobs.
+std::string Share(const std::string& metric, const std::string& other) {
+  return JobRate(metric) + " / (" + JobRate(metric) + " + " + JobRate(other) +
+         ")";
 }
 
-#undef OF_JOB
-#undef OF_HOST
-#undef RATE
+const std::vector<Panel>& Panels() {
+  static const std::vector<Panel> panels = {
+      {"Rows made",
+       "rowsps",
+       {{JobRate("penstock_job_rows_total"), "{{job_name}}"}}},
+      {"Time in which ranks wait for batches",
+       "percentunit",
+       {{Rate(OfJob("penstock_rank_wait_seconds_total")),
+         "{{job_name}} rank {{rank}}"}}},
+      {"What limits the jobs",
+       "short",
+       {{SumBy("job_name, what", OfJob("penstock_job_bottleneck_info")),
+         "{{job_name}}: {{what}}"}},
+       true},
+      {"What a batch takes each rank",
+       "s",
+       {{OfJob("penstock_rank_batch_seconds"), "{{job_name}} rank {{rank}}"}}},
+      {"Batches behind the furthest rank",
+       "short",
+       {{OfJob("penstock_rank_lag_batches"), "{{job_name}} rank {{rank}}"}}},
+      {"Batches in the rings",
+       "short",
+       {{OfJob("penstock_rank_batches_ready"), "{{job_name}} rank {{rank}}"}}},
+      {"What workers do",
+       "short",
+       {{JobRate("penstock_job_decode_seconds_total"),
+         "{{job_name}}: make rows"},
+        {JobRate("penstock_job_read_wait_seconds_total"),
+         "{{job_name}}: wait for reads"},
+        {"sum(" + OfHost("penstock_workers") + ")", "all workers"}}},
+      {"Slots",
+       "short",
+       {{SumBy("state", OfJob("penstock_job_slots")), "{{state}}"}},
+       true},
+      {"Bytes read",
+       "Bps",
+       {{JobRate("penstock_job_read_bytes_total"), "{{job_name}}"}}},
+      {"Reads from the page cache, and late reads",
+       "short",
+       {{JobRate("penstock_job_reads_cached_total") + " / " +
+             JobRate("penstock_job_reads_total"),
+         "{{job_name}}: cached share"},
+        {"sum(" + OfHost("penstock_late_reads") + ")", "late reads"},
+        {Share("penstock_job_cache_hits_total",
+               "penstock_job_cache_misses_total"),
+         "{{job_name}}: share of rows kept before"}}},
+      {"Memory",
+       "bytes",
+       {{SumBy("instance", OfHost("penstock_memory_promised_bytes")),
+         "promised"},
+        {SumBy("instance", OfJob("penstock_job_memory_used_bytes")),
+         "batches, used"},
+        {SumBy("instance", OfHost("penstock_memory_resident_bytes")),
+         "resident"},
+        {SumBy("instance", OfHost("penstock_memory_limit_bytes")), "limit"}}},
+      {"Rows made on another NUMA node",
+       "percentunit",
+       {{Share("penstock_job_rows_numa_remote_total",
+               "penstock_job_rows_numa_local_total"),
+         "{{job_name}}"}}},
+      {"Samples left out or replaced",
+       "short",
+       {{SumBy("job_name, kind",
+               Increase(OfJob("penstock_job_rows_failed_total"))),
+         "{{job_name}}: {{kind}}"}}},
+      {"Batches redelivered, ranks missing",
+       "short",
+       {{SumBy("job_name",
+               Increase(OfJob("penstock_job_batches_redelivered_total"))),
+         "{{job_name}}: redelivered"},
+        {SumBy("job_name", OfJob("penstock_job_ranks_missing")),
+         "{{job_name}}: missing"}}},
+      {"Epoch",
+       "short",
+       {{"max by (job_name) (" + OfJob("penstock_job_epoch") + ")",
+         "{{job_name}}"}}},
+      {"The broker",
+       "short",
+       {{SumBy("instance", OfHost("penstock_up")), "{{instance}}: answers"},
+        {SumBy("instance", Rate(OfHost("penstock_cpu_seconds_total"))),
+         "{{instance}}: processors used"}}},
+  };
+  return panels;
+}
 
 // The help of the metrics in an expression, each once.
 std::string Description(const Panel& panel) {
@@ -182,19 +169,6 @@ OrderedJson Variable(const char* name, const char* label, const char* query) {
 }
 
 }  // namespace
-
-std::span<const std::string_view> DashboardExpressions() {
-  static const std::vector<std::string_view> expressions = [] {
-    std::vector<std::string_view> all;
-    for (const Panel& panel : Panels()) {
-      for (const Series& series : panel.series) {
-        all.push_back(series.expression);
-      }
-    }
-    return all;
-  }();
-  return expressions;
-}
 
 std::string DashboardText() {
   OrderedJson panels = OrderedJson::array();

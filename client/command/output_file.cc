@@ -56,13 +56,8 @@ Status WriteWhole(const std::string& name, const std::string& text) {
   const Fd fd(
       open(part.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666));
   if (!fd) return ErrnoError(errno, "write '" + part + "'");
-  size_t done = 0;
-  while (done < text.size()) {
-    const ssize_t count =
-        write(fd.get(), text.data() + done, text.size() - done);
-    if (count < 0 && errno == EINTR) continue;
-    if (count <= 0) return ErrnoError(errno, "write '" + part + "'");
-    done += static_cast<size_t>(count);
+  if (!WriteWholly(fd.get(), text)) {
+    return ErrnoError(errno, "write '" + part + "'");
   }
   if (fsync(fd.get()) != 0 || rename(part.c_str(), path.c_str()) != 0) {
     return ErrnoError(errno, "write '" + path + "'");

@@ -113,14 +113,14 @@ Subcommand AddPeek(Command parent) {
       .Excludes(out)
       .Excludes(feature);
   options->broker.AddTo(peek);
-  peek.SetFooter(
-      "The batch is the first of the first epoch, as rank 0 of 1 gets it.\n"
-      "Pictures that are not uint8 are scaled, each channel from its least to\n"
-      "its greatest value in the rows drawn. Text in UTF-8 is shown as text.\n"
-      "\n"
-      "Examples:\n"
-      "  penstock peek train.yaml --out first-batch.png\n"
-      "  penstock peek train.yaml --text --rows 10");
+  peek.SetFooter(R"(
+The batch is the first of the first epoch, as rank 0 of 1 gets it.
+Pictures that are not uint8 are scaled, each channel from its least to
+its greatest value in the rows drawn. Text in UTF-8 is shown as text.
+
+Examples:
+  penstock peek train.yaml --out first-batch.png
+  penstock peek train.yaml --text --rows 10)");
   return {peek, [options, out] {
             options->out_given = out.given();
             return Peek(*options);

@@ -22,9 +22,8 @@ StatusOr<bool> ReadSome(int fd, std::vector<char>* bytes) {
   constexpr size_t kChunk = 1 << 20;
   const size_t before = bytes->size();
   bytes->resize(before + kChunk);
-  ssize_t n;
-  while ((n = read(fd, bytes->data() + before, kChunk)) < 0 && errno == EINTR) {
-  }
+  const ssize_t n =
+      TEMP_FAILURE_RETRY(read(fd, bytes->data() + before, kChunk));
   bytes->resize(before + static_cast<size_t>(std::max<ssize_t>(n, 0)));
   if (n < 0) return ErrnoError(errno, "read the output of penstockd");
   return n > 0;
@@ -37,27 +36,25 @@ StatusOr<std::vector<char>> PenstockdOutput(
     const std::function<void(size_t bytes)>& more) {
   PENSTOCK_RETURN_IF_ERROR(CheckInterrupt());
   PENSTOCK_ASSIGN_OR_RETURN(const std::string program, FindPenstockd());
-  int ends[2];
-  if (pipe2(ends, O_CLOEXEC) != 0) return ErrnoError(errno, "pipe");
-  const Fd from(ends[0]);
-  Fd to(ends[1]);
+  PENSTOCK_ASSIGN_OR_RETURN(PipeEnds output, MakePipe());
   const Fd null(open("/dev/null", O_RDONLY | O_CLOEXEC));
   ProcessSpec spec;
   spec.argv = {program};
   spec.argv.insert(spec.argv.end(), arguments.begin(), arguments.end());
   spec.stdin_fd = null.get();
-  spec.stdout_fd = to.get();
+  spec.stdout_fd = output.write.get();
   PENSTOCK_ASSIGN_OR_RETURN(const Process process, Process::Start(spec));
-  to.Reset();  // else the stream never ends
+  output.write.Reset();  // else the stream never ends
 
   constexpr int kRound_ms = 100;
   std::vector<char> bytes;
   for (bool goes_on = true; goes_on; more(bytes.size())) {
-    pollfd entries[] = {{from.get(), POLLIN, 0}, {InterruptFd(), POLLIN, 0}};
+    pollfd entries[] = {{output.read.get(), POLLIN, 0},
+                        {InterruptFd(), POLLIN, 0}};
     poll(entries, 2, kRound_ms);
     PENSTOCK_RETURN_IF_ERROR(CheckInterrupt());
     if (entries[0].revents == 0) continue;
-    PENSTOCK_ASSIGN_OR_RETURN(goes_on, ReadSome(from.get(), &bytes));
+    PENSTOCK_ASSIGN_OR_RETURN(goes_on, ReadSome(output.read.get(), &bytes));
   }
   const std::optional<ProcessExit> ended = process.WaitFor(kEnd_s);
   if (ended && ended->ok()) return bytes;

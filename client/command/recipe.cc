@@ -1,12 +1,10 @@
 #include "client/command/recipe.h"
 
-#include <sys/stat.h>
 #include <yaml-cpp/yaml.h>
 
 #include <algorithm>
 #include <cctype>
 #include <filesystem>
-#include <initializer_list>
 #include <nlohmann/json.hpp>
 
 #include "client/command/recipes.h"
@@ -138,11 +136,6 @@ Recipe ReadHeader(const YAML::Node& node, const std::vector<Recipe>& like) {
   return recipe;
 }
 
-bool Exists(const std::string& path) {
-  struct stat st {};
-  return stat(path.c_str(), &st) == 0;
-}
-
 // Between double quotes of YAML.
 StatusOr<std::string> Quoted(const std::string& path) {
   for (size_t i = 0; i < path.size();) {
@@ -237,11 +230,8 @@ StatusOr<const Recipe::Split*> FindSplit(const Recipe& recipe,
 StatusOr<std::vector<std::string>> ParseNames(const std::string& text) {
   std::vector<std::string> names;
   size_t line = 0;
-  for (size_t begin = 0; begin < text.size();) {
-    const size_t end = std::min(text.find('\n', begin), text.size());
-    std::string name = text.substr(begin, end - begin);
+  for (std::string& name : SplitText(text, '\n')) {
     if (!name.empty() && name.back() == '\r') name.pop_back();
-    begin = end + 1;
     ++line;
     const bool plain =
         !name.empty() && name.size() <= 200 && name[0] != '.' &&
@@ -295,18 +285,13 @@ StatusOr<std::string> SpecOf(const Recipe::Split& split,
             Printable(base));
       }
     } else if (inside.rfind("PATH/", 0) == 0) {
-      const std::string names = inside.substr(5);
-      std::string chosen;
-      for (size_t begin = 0; begin <= names.size();) {
-        const size_t end = std::min(names.find('|', begin), names.size());
-        const std::string name = names.substr(begin, end - begin);
-        begin = end + 1;
-        if (chosen.empty()) chosen = name;
-        if (!Exists(base + "/" + name)) continue;
-        chosen = name;
-        break;
-      }
-      made += quoted + "/" + chosen;
+      const std::vector<std::string> names = SplitText(inside.substr(5), '|');
+      const auto there =
+          std::find_if(names.begin(), names.end(), [&](const auto& name) {
+            std::error_code error;
+            return std::filesystem::exists(base + "/" + name, error);
+          });
+      made += quoted + "/" + (there == names.end() ? names[0] : *there);
     } else if (inside.rfind("NAMES ", 0) == 0) {
       const size_t space = inside.find(' ', 6);
       const std::string file = inside.substr(6, space - 6);

@@ -9,10 +9,10 @@
 #include <zlib.h>
 
 #include <algorithm>
-#include <array>
 #include <cerrno>
 #include <charconv>
 #include <cstring>
+#include <filesystem>
 #include <map>
 #include <memory>
 #include <set>
@@ -20,7 +20,6 @@
 #include "client/private_broker/interrupt.h"
 #include "client/private_broker/table.h"
 #include "common/fd.h"
-#include "common/printable.h"
 #include "common/quantity.h"
 #include "common/text_file.h"
 
@@ -148,11 +147,6 @@ class Checker {
     return done_++ % kFilesAtOnce == 0 ? CheckInterrupt() : OkStatus();
   }
 
-  void Found(const struct stat& st) {
-    ++result_.files;
-    result_.bytes += static_cast<uint64_t>(st.st_size);
-  }
-
   void Problem(const std::string& file, std::string found) {
     ++result_.problem_count;
     if (result_.problems.size() < RecipeCheck::kProblemsMax) {
@@ -167,12 +161,20 @@ class Checker {
     Problem(file, Format("cannot be read: {}", strerror(error)));
   }
 
+  // wrong: "": nothing is.
+  void FoundOr(const std::string& file, const struct stat& st,
+               const std::string& wrong) {
+    if (!wrong.empty()) return Problem(file, wrong);
+    ++result_.files;
+    result_.bytes += static_cast<uint64_t>(st.st_size);
+  }
+
   std::string Path(const std::string& name) const {
     return folder_ + "/" + name;
   }
   bool IsThere(const std::string& name) const {
-    struct stat st {};
-    return stat(Path(name).c_str(), &st) == 0;
+    std::error_code error;
+    return std::filesystem::exists(Path(name), error);
   }
 
   void Missing(const std::string& name) {
@@ -185,7 +187,14 @@ class Checker {
     Problem(name, "is missing");
   }
 
-  // Checks a file that has to be there, by no more than its size.
+  // What is wrong with a file by no more than its size; "": nothing.
+  static std::string WrongAtSight(const struct stat& st) {
+    return !S_ISREG(st.st_mode) ? "is no file"
+           : st.st_size == 0    ? "is empty"
+                                : "";
+  }
+
+  // Checks a file that has to be there.
   void CheckThere(const std::string& name) {
     struct stat st {};
     if (stat(Path(name).c_str(), &st) != 0) {
@@ -194,12 +203,8 @@ class Checker {
       } else {
         Problem(name, errno);
       }
-    } else if (!S_ISREG(st.st_mode)) {
-      Problem(name, "is no file");
-    } else if (st.st_size == 0) {
-      Problem(name, "is empty");
     } else {
-      Found(st);
+      FoundOr(name, st, WrongAtSight(st));
     }
   }
 
@@ -213,12 +218,11 @@ class Checker {
     const Fd fd(open(Path(*name).c_str(), O_RDONLY | O_NONBLOCK | O_CLOEXEC));
     struct stat st {};
     if (!fd || fstat(fd.get(), &st) != 0) return Problem(*name, errno);
-    if (!S_ISREG(st.st_mode)) return Problem(*name, "is no file");
-    if (st.st_size == 0) return Problem(*name, "is empty");
-    const std::string wrong =
-        Wrong(fd, static_cast<uint64_t>(st.st_size), files);
-    if (!wrong.empty()) return Problem(*name, wrong);
-    Found(st);
+    std::string wrong = WrongAtSight(st);
+    if (wrong.empty()) {
+      wrong = Wrong(fd, static_cast<uint64_t>(st.st_size), files);
+    }
+    FoundOr(*name, st, wrong);
   }
 
   // What is wrong with a file; "": nothing.
@@ -250,12 +254,11 @@ class Checker {
         // A record is its length, a checksum of that, its bytes and theirs.
         constexpr uint64_t kFrame = 16;
         unsigned char length[8];
-        if (size < kFrame || !read(length, sizeof(length), 0) ||
-            LittleEndian(length, 8) > size - kFrame) {
-          return "has no whole first record: cut off, packed or no TFRecord "
-                 "file";
-        }
-        return "";
+        const bool whole = size >= kFrame && read(length, sizeof(length), 0) &&
+                           LittleEndian(length, 8) <= size - kFrame;
+        return whole ? ""
+                     : "has no whole first record: cut off, packed or no "
+                       "TFRecord file";
       }
       case FileFormat::kTar: {
         constexpr uint64_t kBlock = 512;
@@ -502,11 +505,8 @@ class Checker {
       struct stat st {};
       if (fstatat(folder.fd(), entry->d_name, &st, 0) != 0) {
         Problem(path + "/" + entry->d_name, errno);
-      } else if (st.st_size == 0 || !S_ISREG(st.st_mode)) {
-        Problem(path + "/" + entry->d_name,
-                std::string(S_ISREG(st.st_mode) ? "is empty" : "is no file"));
       } else {
-        Found(st);
+        FoundOr(path + "/" + entry->d_name, st, WrongAtSight(st));
       }
       ++count;
     }
@@ -589,12 +589,11 @@ StatusOr<RecipeCheck> CheckFiles(
   RecipeCheck& result = checker.result();
   if (result.files == 0) {
     for (const std::string& inside : recipe.inside) {
-      struct stat st {};
-      if (stat((folder + "/" + inside).c_str(), &st) == 0 &&
-          S_ISDIR(st.st_mode)) {
-        result.inside = inside;
-        break;
-      }
+      std::error_code error;
+      if (!std::filesystem::is_directory(folder + "/" + inside, error))
+        continue;
+      result.inside = inside;
+      break;
     }
   }
   return std::move(result);

@@ -9,6 +9,7 @@
 #include "client/command/recipe.h"
 #include "client/command/recipe_check.h"
 #include "client/command/subcommand.h"
+#include "client/private_broker/json_field.h"
 #include "client/private_broker/progress_bar.h"
 #include "client/private_broker/table.h"
 #include "common/command_line.h"
@@ -28,11 +29,6 @@ struct RecipeOptions {
   std::string split;
   bool json = false;
 };
-
-void PrintJson(const OrderedJson& json) {
-  Print(stdout, "{}\n",
-        json.dump(-1, ' ', false, OrderedJson::error_handler_t::replace));
-}
 
 StatusOr<int> List(const RecipeOptions& options) {
   PENSTOCK_ASSIGN_OR_RETURN(const std::vector<Recipe> recipes, AllRecipes());
@@ -56,7 +52,7 @@ StatusOr<int> List(const RecipeOptions& options) {
     layouts += Format("{}: {}\n", recipe.name, recipe.layout);
   }
   if (options.json) {
-    PrintJson({{"recipes", list}});
+    PrintJsonInOrder({{"recipes", list}});
   } else {
     Print(stdout, "{}\nFiles in PATH:\n{}", table.ToString(), layouts);
   }
@@ -106,16 +102,16 @@ StatusOr<int> Check(const RecipeOptions& options) {
       problems.push_back(
           {{"split", each.split}, {"file", each.file}, {"found", each.found}});
     }
-    PrintJson({{"recipe", recipe.name},
-               {"path", options.path},
-               {"complete", complete},
-               {"splits", splits},
-               {"files", check.files},
-               {"bytes", check.bytes},
-               {"problem_count", check.problem_count},
-               {"problems", problems},
-               {"inside", check.inside},
-               {"had", recipe.had}});
+    PrintJsonInOrder({{"recipe", recipe.name},
+                      {"path", options.path},
+                      {"complete", complete},
+                      {"splits", splits},
+                      {"files", check.files},
+                      {"bytes", check.bytes},
+                      {"problem_count", check.problem_count},
+                      {"problems", problems},
+                      {"inside", check.inside},
+                      {"had", recipe.had}});
     return complete ? 0 : kExitFailure;
   }
   for (size_t i = 0; i < std::min(kProblemsShown, check.problems.size()); ++i) {
@@ -150,10 +146,6 @@ void AddSplit(Command command, const std::string& text,
       .Type("train|validation|test");
 }
 
-void AddJson(Command command, RecipeOptions* options) {
-  command.AddFlag("--json", &options->json, "Print one JSON object");
-}
-
 }  // namespace
 
 Subcommand AddRecipe(Command parent) {
@@ -163,32 +155,31 @@ Subcommand AddRecipe(Command parent) {
   recipe.RequireCommand();
   Command list = recipe.AddCommand(
       "list", "List the recipes, and the files that each wants");
-  AddJson(list, options.get());
+  list.AddFlag("--json", &options->json, "Print one JSON object");
   Command show =
       recipe.AddCommand("show", "Print a spec that `penstock check` takes");
   AddName(show, options.get());
   show.AddOption("PATH", &options->path,
                  "Folder of the data (default: where the spec will be)");
   AddSplit(show, "Part of the data (default: the first, train)", options.get());
-  show.SetFooter(
-      "Example:\n"
-      "  penstock recipe show cifar10 /data/cifar-10-batches-bin > train.yaml");
+  show.SetFooter(R"(
+Example:
+  penstock recipe show cifar10 /data/cifar-10-batches-bin > train.yaml)");
   Command check = recipe.AddCommand(
       "check", "Look whether all files are there, with their official sizes");
   AddName(check, options.get());
   check.AddOption("PATH", &options->path, "Folder of the data").Required();
   AddSplit(check, "Part of the data (default: all)", options.get());
-  AddJson(check, options.get());
-  check.SetFooter(
-      "Looks at names, sizes, first and last bytes. The exit status is 1 if\n"
-      "something is missing.");
-  recipe.SetFooter(
-      "Examples:\n"
-      "  penstock recipe list\n"
-      "  penstock recipe check fashion-mnist "
-      "/usr/share/datasets/fashion-mnist\n"
-      "  penstock recipe show imagenet /data/imagenet > train.yaml\n"
-      "  penstock recipe show imagenet /data/imagenet --split validation");
+  check.AddFlag("--json", &options->json, "Print one JSON object");
+  check.SetFooter(R"(
+Looks at names, sizes, first and last bytes. The exit status is 1 if
+something is missing.)");
+  recipe.SetFooter(R"(
+Examples:
+  penstock recipe list
+  penstock recipe check fashion-mnist /usr/share/datasets/fashion-mnist
+  penstock recipe show imagenet /data/imagenet > train.yaml
+  penstock recipe show imagenet /data/imagenet --split validation)");
   return {recipe, [=]() -> StatusOr<int> {
             if (list.parsed()) return List(*options);
             if (show.parsed()) return Show(*options);

@@ -5,7 +5,6 @@
 #define CLIENT_COMMAND_ROW_CHECK_H_
 
 #include <cstdint>
-#include <span>
 #include <string>
 #include <vector>
 

@@ -22,7 +22,6 @@
 namespace penstock {
 namespace {
 
-constexpr int kRanksMax = 4096;
 constexpr double kGraceMax_s = 86400;
 
 struct RunOptions {
@@ -71,10 +70,9 @@ void AddRankVariables(int rank, int ranks, int port, Environment* variables) {
 
 // Replaces *fd by the writing end of a pipe that `to` shows tagged.
 StatusOr<Fd> AddTaggedOutput(SupervisedRank* rank, int to) {
-  int ends[2];
-  if (pipe2(ends, O_CLOEXEC) != 0) return ErrnoError(errno, "pipe");
-  rank->outputs.emplace_back(Fd(ends[0]), "[" + rank->name + "] ", to);
-  return Fd(ends[1]);
+  PENSTOCK_ASSIGN_OR_RETURN(PipeEnds pipe, MakePipe());
+  rank->outputs.emplace_back(std::move(pipe.read), "[" + rank->name + "] ", to);
+  return std::move(pipe.write);
 }
 
 StatusOr<std::vector<SupervisedRank>> StartRanks(const RunOptions& options,
@@ -236,20 +234,17 @@ Subcommand AddRun(Command parent, const std::vector<std::string>& words) {
       .ShowDefault()
       .InRange(0.0, kGraceMax_s);
   options->broker.AddTo(run);
-  run.SetFooter(
-      "The command gets PENSTOCK_SOCKET, PENSTOCK_JOB (unless you set it),\n"
-      "PENSTOCK_DATASET, and with --ranks 1 or more the rank variables of\n"
-      "PENSTOCK_ and of torchrun (RANK, WORLD_SIZE, LOCAL_RANK, ...,\n"
-      "MASTER_PORT). When one rank fails, the others are stopped, and "
-      "`penstock run`\n"
-      "ends with its exit status. Processes that the ranks leave behind are "
-      "killed.\n"
-      "\n"
-      "Examples:\n"
-      "  penstock run --dataset train.yaml --ranks 4 -- ./trainer --lr 0.1\n"
-      "  penstock run --dataset train.yaml --ranks 0 -- mpirun -n 4 ./trainer\n"
-      "  penstock run --dataset train.yaml --ranks 0 -- torchrun "
-      "--nproc-per-node 4 train.py");
+  run.SetFooter(R"(
+The command gets PENSTOCK_SOCKET, PENSTOCK_JOB (unless you set it),
+PENSTOCK_DATASET, and with --ranks 1 or more the rank variables of
+PENSTOCK_ and of torchrun (RANK, WORLD_SIZE, LOCAL_RANK, ...,
+MASTER_PORT). When one rank fails, the others are stopped, and `penstock run`
+ends with its exit status. Processes that the ranks leave behind are killed.
+
+Examples:
+  penstock run --dataset train.yaml --ranks 4 -- ./trainer --lr 0.1
+  penstock run --dataset train.yaml --ranks 0 -- mpirun -n 4 ./trainer
+  penstock run --dataset train.yaml --ranks 0 -- torchrun --nproc-per-node 4 train.py)");
   return {run, [options] { return Run(*options); }};
 }
 

@@ -7,11 +7,11 @@
 
 #include <cerrno>
 #include <cstdlib>
-#include <cstring>
 #include <string_view>
 #include <utility>
 
 #include "client/private_broker/interrupt.h"
+#include "common/fd.h"
 
 namespace penstock {
 namespace {
@@ -149,14 +149,9 @@ Status Screen::Draw(const std::vector<std::string>& lines) {
     text += (i == 0 ? "\x1b[2K" : "\r\n\x1b[2K") + lines[i];
   }
   text += "\x1b[J";
-  for (size_t done = 0; done < text.size();) {
-    const ssize_t count =
-        write(STDOUT_FILENO, text.data() + done, text.size() - done);
-    if (count < 0 && errno == EINTR) continue;
-    if (count <= 0) return UnavailableError("the terminal is gone");
-    done += static_cast<size_t>(count);
-  }
-  return OkStatus();
+  return WriteWholly(STDOUT_FILENO, text)
+             ? OkStatus()
+             : UnavailableError("the terminal is gone");
 }
 
 StatusOr<std::vector<Key>> Screen::Wait(int fd, int timeout_ms) {

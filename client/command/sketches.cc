@@ -93,8 +93,6 @@ double QuantileOf(const std::vector<std::pair<double, uint64_t>>& weighted,
   return weighted.back().first;
 }
 
-void Moments::Add(double value) { Add(value, 1); }
-
 void Moments::Add(double value, uint64_t times) {
   if (times == 0) return;
   if (count_ == 0) {

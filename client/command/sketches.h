@@ -6,7 +6,6 @@
 #include <cstddef>
 #include <cstdint>
 #include <string>
-#include <string_view>
 #include <unordered_map>
 #include <utility>
 #include <vector>
@@ -40,8 +39,7 @@ double QuantileOf(const std::vector<std::pair<double, uint64_t>>& weighted,
 // LeVeque (1979).
 class Moments {
  public:
-  void Add(double value);
-  void Add(double value, uint64_t times);
+  void Add(double value, uint64_t times = 1);
   void Merge(const Moments& other);
 
   uint64_t count() const { return count_; }

@@ -4,11 +4,10 @@
 #include <array>
 #include <atomic>
 #include <cmath>
-#include <cstring>
-#include <optional>
 #include <thread>
 #include <utility>
 
+#include "client/command/batch_sheet.h"
 #include "client/command/contact_sheet.h"
 #include "client/command/sketches.h"
 
@@ -203,14 +202,9 @@ class Integers final : public FeatureStatistics {
     if (part < kParts) return numbers_.Add(batch, rows, part);
     const void* const data = penstock_batch_data(batch, index_);
     for (uint64_t i = 0; i < rows * values_; ++i) {
-      if (dtype_ == DType::kInt64) {
-        int64_t value = 0;
-        std::memcpy(&value, static_cast<const char*>(data) + i * sizeof(value),
-                    sizeof(value));
-        counts_.Add(value);
-      } else {
-        counts_.Add(static_cast<int64_t>(ValueAt(dtype_, data, i)));
-      }
+      counts_.Add(dtype_ == DType::kInt64
+                      ? static_cast<const int64_t*>(data)[i]
+                      : static_cast<int64_t>(ValueAt(dtype_, data, i)));
     }
   }
   OrderedJson ToJson() override {
@@ -247,12 +241,11 @@ class Texts final : public FeatureStatistics {
   void Add(const penstock_batch* batch, uint64_t rows, size_t) override {
     const auto* const data =
         static_cast<const char*>(penstock_batch_data(batch, index_));
-    const void* const lengths = penstock_batch_data(batch, lengths_);
+    const auto* const lengths =
+        static_cast<const int64_t*>(penstock_batch_data(batch, lengths_));
     for (uint64_t i = 0; i < rows; ++i) {
-      int64_t bytes = 0;
-      std::memcpy(&bytes, static_cast<const char*>(lengths) + i * sizeof(bytes),
-                  sizeof(bytes));
-      bytes = std::clamp<int64_t>(bytes, 0, static_cast<int64_t>(room_));
+      const int64_t bytes =
+          std::clamp<int64_t>(lengths[i], 0, static_cast<int64_t>(room_));
       lengths_of_.Add(static_cast<double>(bytes));
       quantiles_.Add(static_cast<double>(bytes));
       counts_.Add(std::string(data + i * room_, static_cast<size_t>(bytes)));
@@ -302,21 +295,6 @@ class Texts final : public FeatureStatistics {
   QuantileSketch quantiles_;
   TokenCounts<std::string> counts_;
 };
-
-// The feature of a text's lengths: NAME_bytes, or `bytes` of text_lines.
-std::optional<uint32_t> LengthsOf(const ElementSpec& features,
-                                  const Feature& text) {
-  if (text.dtype != DType::kUint8 || text.shape.size() != 1) {
-    return std::nullopt;
-  }
-  for (uint32_t i = 0; i < features.size(); ++i) {
-    const Feature& each = features[i];
-    const bool is_named = each.name == text.name + "_bytes" ||
-                          (text.name == "text" && each.name == "bytes");
-    if (is_named && each.dtype == DType::kInt64 && each.shape.empty()) return i;
-  }
-  return std::nullopt;
-}
 
 }  // namespace
 

@@ -8,7 +8,6 @@
 
 #include "client/penstock.h"
 #include "client/private_broker/interrupt.h"
-#include "common/command_line.h"
 #include "common/printable.h"
 
 namespace penstock {

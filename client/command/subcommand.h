@@ -16,6 +16,7 @@ namespace penstock {
 
 inline constexpr int kExitFailure = 1;
 inline constexpr int kExitUsage = 2;
+inline constexpr int kRanksMax = 4096;
 
 struct Subcommand {
   Command command;

@@ -9,6 +9,8 @@
 
 #include "client/command/subcommand.h"
 #include "client/private_broker/interrupt.h"
+#include "client/private_broker/table.h"
+#include "common/deadline.h"
 
 namespace penstock {
 namespace {
@@ -19,11 +21,6 @@ using Clock = std::chrono::steady_clock;
 constexpr std::chrono::milliseconds kOrphanRound(5000);
 // Most ranks named in one message.
 constexpr size_t kNamesMax = 8;
-
-Clock::duration Seconds(double seconds) {
-  return std::chrono::duration_cast<Clock::duration>(
-      std::chrono::duration<double>(seconds));
-}
 
 class Supervisor {
  public:
@@ -87,10 +84,7 @@ class Supervisor {
     for (const auto& at : {kill_at_, report_early_at_, broker_.TendAt()}) {
       if (at) until = std::min(until, *at);
     }
-    const auto left =
-        std::chrono::ceil<std::chrono::milliseconds>(until - Clock::now());
-    poll(entries.data(), entries.size(),
-         static_cast<int>(std::max<int64_t>(left.count(), 0)));
+    poll(entries.data(), entries.size(), MillisecondsUntil(until));
   }
 
   void HandleInterrupts() {
@@ -116,7 +110,7 @@ class Supervisor {
     rank.ended = true;
     if (ended->ok()) {
       early_.push_back(rank.name);
-      report_early_at_ = Clock::now() + Seconds(options_.early_end_s);
+      report_early_at_ = Clock::now() + DurationOf(options_.early_end_s);
       return;
     }
     if (exit_status_ != 0) return;
@@ -139,14 +133,8 @@ class Supervisor {
     const size_t others = Living();
     const std::vector<std::string> names = std::exchange(early_, {});
     if (others == 0 || kill_at_) return;
-    std::string list = names[0];
-    for (size_t i = 1; i < std::min(names.size(), kNamesMax); ++i) {
-      list += ", " + names[i];
-    }
-    if (names.size() > kNamesMax) {
-      list += Format(" and {} more", names.size() - kNamesMax);
-    }
-    PrintError(Format("{} ended with status 0 while {} go{} on", list,
+    PrintError(Format("{} ended with status 0 while {} go{} on",
+                      JoinFirst(names, kNamesMax),
                       others == 1 ? "1 other" : Format("{} others", others),
                       others == 1 ? "es" : ""));
   }
@@ -179,7 +167,7 @@ class Supervisor {
   void Stop(int signal) {
     if (kill_at_) return;
     for (const SupervisedRank& rank : ranks_) rank.process.Signal(signal);
-    kill_at_ = Clock::now() + Seconds(options_.grace_s);
+    kill_at_ = Clock::now() + DurationOf(options_.grace_s);
   }
 
   void KillAll() {

@@ -8,7 +8,6 @@
 #ifndef CLIENT_COMMAND_SUPERVISE_H_
 #define CLIENT_COMMAND_SUPERVISE_H_
 
-#include <memory>
 #include <string>
 #include <vector>
 

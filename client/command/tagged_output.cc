@@ -35,26 +35,26 @@ TaggedOutput::TaggedOutput(Fd from, std::string tag, int to)
   fcntl(from_.get(), F_SETFL, O_NONBLOCK);
 }
 
+ssize_t TaggedOutput::Read() {
+  char buffer[16 * 1024];
+  const ssize_t bytes = read(from_.get(), buffer, sizeof(buffer));
+  if (bytes > 0) pending_.append(buffer, static_cast<size_t>(bytes));
+  return bytes;
+}
+
 void TaggedOutput::Forward() {
   if (!from_) return;
-  char buffer[16 * 1024];
-  ssize_t n;
-  while ((n = read(from_.get(), buffer, sizeof(buffer))) > 0) {
-    pending_.append(buffer, static_cast<size_t>(n));
-    WriteLines(false);
-  }
-  if (n == 0) Finish();
+  ssize_t bytes;
+  while ((bytes = Read()) > 0) WriteLines(false);
+  if (bytes == 0) Finish();
 }
 
 void TaggedOutput::Finish() {
   if (!from_) return;
-  char buffer[16 * 1024];
-  ssize_t n;
-  while ((n = read(from_.get(), buffer, sizeof(buffer))) > 0) {
-    pending_.append(buffer, static_cast<size_t>(n));
+  while (Read() > 0) {
   }
   WriteLines(true);
-  from_ = Fd();
+  from_.Reset();
 }
 
 void TaggedOutput::WriteLines(bool all) {

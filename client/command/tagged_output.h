@@ -3,10 +3,8 @@
 #define CLIENT_COMMAND_TAGGED_OUTPUT_H_
 
 #include <string>
-#include <utility>
 
 #include "common/fd.h"
-#include "common/status.h"
 
 namespace penstock {
 
@@ -28,6 +26,8 @@ class TaggedOutput {
   void Finish();
 
  private:
+  // Bytes that were read, as of read(2).
+  ssize_t Read();
   void WriteLines(bool all);
 
   Fd from_;

@@ -28,15 +28,11 @@ std::vector<std::string> Wrapped(const std::string& text, size_t columns,
                                  const std::string& indent) {
   std::vector<std::string> lines;
   std::string line = indent;
-  size_t begin = 0;
-  while (begin < text.size()) {
-    const size_t space = std::min(text.find(' ', begin), text.size());
-    const std::string word = text.substr(begin, space - begin);
+  for (const std::string& word : SplitText(text, ' ')) {
     if (line != indent && Columns(line) + 1 + Columns(word) > columns) {
       lines.push_back(std::exchange(line, indent));
     }
     line += (line == indent ? "" : " ") + word;
-    begin = space + 1;
   }
   if (line != indent) lines.push_back(line);
   return lines;
@@ -52,33 +48,22 @@ std::string Rate(double per_second) {
              : FormatCount(static_cast<uint64_t>(std::max(0.0, per_second)));
 }
 
-bool SameJob(const Json& a, const Json& b) {
-  for (const char* key : {"job", "dataset", "uid", "consumer", "incarnation"}) {
-    if (FieldOf(a, key) != FieldOf(b, key)) return false;
-  }
-  return true;
-}
-
-// The job, or the rank of a job, as it was; null: it is new.
+// The element of `list` with these fields of `now`, as it was; null: it is new.
 // at: its place now, which is mostly that of before.
-const Json& JobBefore(const TopSample& before, const Json& job, size_t at) {
-  const Json& jobs = ArrayField(before.status, "jobs");
-  if (at < jobs.size() && SameJob(jobs[at], job)) return jobs[at];
-  for (const Json& each : jobs) {
-    if (SameJob(each, job)) return each;
-  }
-  return FieldOf(Json(), "");
-}
-const Json& RankBefore(const Json& job_before, const Json& rank, size_t at) {
-  const Json& ranks = ArrayField(job_before, "ranks");
-  const auto is = [&rank](const Json& each) {
-    return FieldOf(each, "rank") == FieldOf(rank, "rank");
+const Json& Before(const Json& list, const Json& now, size_t at,
+                   std::initializer_list<const char*> keys) {
+  const auto is = [&](const Json& each) {
+    return std::all_of(keys.begin(), keys.end(), [&](const char* key) {
+      return FieldOf(each, key) == FieldOf(now, key);
+    });
   };
-  if (at < ranks.size() && is(ranks[at])) return ranks[at];
-  for (const Json& each : ranks) {
-    if (is(each)) return each;
-  }
-  return FieldOf(Json(), "");
+  if (at < list.size() && is(list[at])) return list[at];
+  const auto found = std::find_if(list.begin(), list.end(), is);
+  return found == list.end() ? FieldOf(Json(), "") : *found;
+}
+const Json& JobBefore(const TopSample& before, const Json& job, size_t at) {
+  return Before(ArrayField(before.status, "jobs"), job, at,
+                {"job", "dataset", "uid", "consumer", "incarnation"});
 }
 
 // What the counter grew by in a second; nullopt: not known.
@@ -168,17 +153,6 @@ std::vector<std::string> Header(const TopSample& before, const TopSample& now,
   };
 }
 
-std::vector<std::string> Lines(const Table& table) {
-  std::vector<std::string> lines;
-  const std::string text = table.ToString();
-  for (size_t begin = 0; begin < text.size();) {
-    const size_t end = std::min(text.find('\n', begin), text.size());
-    lines.push_back(text.substr(begin, end - begin));
-    begin = end + 1;
-  }
-  return lines;
-}
-
 std::vector<std::string> Jobs(const TopSample& before, const TopSample& now,
                               const TopSettings& settings) {
   const Growth growth(before, now);
@@ -207,7 +181,8 @@ std::vector<std::string> Jobs(const TopSample& before, const TopSample& now,
                  ">READY", ">HELD", ">LAG", "STATE"});
     size_t at = 0;
     for (const Json& rank : ArrayField(job, "ranks")) {
-      const Json& rank_before = RankBefore(job_before, rank, at++);
+      const Json& rank_before =
+          Before(ArrayField(job_before, "ranks"), rank, at++, {"rank"});
       const std::optional<double> waits =
           growth.Of(rank_before, rank, "wait_s");
       const auto count = [&rank](const char* key) {
@@ -222,12 +197,12 @@ std::vector<std::string> Jobs(const TopSample& before, const TopSample& now,
                     TextField(rank, "state", "-")});
     }
     if (ranks.empty()) continue;
-    const std::vector<std::string> lines = Lines(ranks);
+    const std::vector<std::string> lines = SplitText(ranks.ToString(), '\n');
     more.insert(more.end(), lines.begin(), lines.end());
     more.emplace_back();
   }
   if (jobs.empty()) return {"no jobs"};
-  const std::vector<std::string> rows = Lines(jobs);
+  const std::vector<std::string> rows = SplitText(jobs.ToString(), '\n');
   std::vector<std::string> lines = {rows[0]};
   for (size_t i = 0; i < below.size(); ++i) {
     lines.push_back(rows[i + 1]);

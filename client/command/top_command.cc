@@ -3,7 +3,6 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <cmath>
 #include <ctime>
 #include <memory>
 #include <string>
@@ -18,7 +17,6 @@
 #include "client/private_broker/interrupt.h"
 #include "common/command_line.h"
 #include "common/deadline.h"
-#include "common/message.h"
 #include "common/printable.h"
 
 namespace penstock {
@@ -46,7 +44,7 @@ std::string TimeOfDay() {
 StatusOr<TopSample> Ask(const TopOptions& options, const SocketWait& wait) {
   PENSTOCK_ASSIGN_OR_RETURN(
       nlohmann::json status,
-      CallBroker(SocketPath(options.socket), {{"op", "status"}}, wait));
+      CallBroker(options.socket, {{"op", "status"}}, wait));
   return TopSample{std::move(status), Now()};
 }
 
@@ -202,14 +200,14 @@ Subcommand AddTop(Command parent) {
   top.AddOption("--count", &options->count, "End after so many looks")
       .InRange(uint64_t{1})
       .Type("N");
-  top.SetFooter(
-      "Keys: q quit; arrows, PgUp, PgDn, j, k, g scroll; space pause; r with\n"
-      "or without ranks; + and - ask more and less often. In a pipe, or with\n"
-      "TERM=dumb, one line is printed for each job and look.\n"
-      "\n"
-      "Examples:\n"
-      "  penstock top\n"
-      "  penstock top --interval 10 | tee log");
+  top.SetFooter(R"(
+Keys: q quit; arrows, PgUp, PgDn, j, k, g scroll; space pause; r with
+or without ranks; + and - ask more and less often. In a pipe, or with
+TERM=dumb, one line is printed for each job and look.
+
+Examples:
+  penstock top
+  penstock top --interval 10 | tee log)");
   return {top, [options]() -> StatusOr<int> {
             if (!Screen::IsThere()) return PrintLines(*options);
             return Live(*options).Run();

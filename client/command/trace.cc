@@ -8,7 +8,6 @@
 #include <charconv>
 #include <fstream>
 #include <memory>
-#include <optional>
 #include <set>
 #include <string>
 #include <utility>
@@ -56,14 +55,9 @@ StatusOr<std::vector<TraceEvent>> ReadEvents(const Message& answer) {
     return InternalError("the broker's answer does not follow the protocol");
   }
   std::vector<TraceEvent> events(count);
-  char* data = reinterpret_cast<char*>(events.data());
-  const size_t bytes = count * sizeof(TraceEvent);
-  for (size_t done = 0; done < bytes;) {
-    const ssize_t got = pread(answer.fds[0].get(), data + done, bytes - done,
-                              static_cast<off_t>(done));
-    if (got < 0 && errno == EINTR) continue;
-    if (got <= 0) return ErrnoError(errno, "read the trace");
-    done += static_cast<size_t>(got);
+  if (!ReadWholly(answer.fds[0].get(), events.data(),
+                  count * sizeof(TraceEvent))) {
+    return ErrnoError(errno, "read the trace");
   }
   return events;
 }
@@ -229,15 +223,13 @@ Subcommand AddTrace(Command parent) {
                  "that both fit in one view")
       .Type("FILE");
   options->job.AddTo(trace);
-  trace.SetFooter(
-      "Open the file at ui.perfetto.dev or chrome://tracing. Workers are shown "
-      "with\n"
-      "the rows of all jobs, ranks with their batches and waits, seen to a "
-      "millisecond.\n"
-      "\n"
-      "Examples:\n"
-      "  penstock trace train --seconds 5 --out trace.json\n"
-      "  penstock trace train --beside torch.json");
+  trace.SetFooter(R"(
+Open the file at ui.perfetto.dev or chrome://tracing. Workers are shown with
+the rows of all jobs, ranks with their batches and waits, seen to a millisecond.
+
+Examples:
+  penstock trace train --seconds 5 --out trace.json
+  penstock trace train --beside torch.json)");
   return {trace, [options] { return Record(*options); }};
 }
 

@@ -6,7 +6,6 @@
 
 #include <charconv>
 #include <chrono>
-#include <cmath>
 #include <memory>
 #include <optional>
 #include <string>
@@ -23,7 +22,7 @@
 #include "client/private_broker/interrupt.h"
 #include "client/private_broker/json_field.h"
 #include "common/command_line.h"
-#include "common/message.h"
+#include "common/deadline.h"
 #include "common/printable.h"
 #include "common/quantity.h"
 
@@ -63,15 +62,14 @@ std::string KeyOf(const Json& job) {
 }
 
 StatusOr<Json> AskStatus(const ViewOptions& options) {
-  return CallBroker(SocketPath(options.socket), {{"op", "status"}});
+  return CallBroker(options.socket, {{"op", "status"}});
 }
 
 // The last batch of the job at this place of the status, as the page wants it.
 Json BatchOf(const ViewOptions& options, const Json& job) {
-  const StatusOr<Json> batch =
-      LastBatch(SocketPath(options.socket),
-                {TextField(job, "job"), TextField(job, "dataset"),
-                 CountField(job, "world_size").value_or(1)});
+  const StatusOr<Json> batch = LastBatch(
+      options.socket, {TextField(job, "job"), TextField(job, "dataset"),
+                       CountField(job, "world_size").value_or(1)});
   return batch.ok() ? *batch
                     : Json{{"error", Printable(batch.status().message())}};
 }
@@ -113,7 +111,7 @@ StatusOr<int> Serve(const ViewOptions& options) {
   const std::string port = address.substr(address.rfind(':'));
   Print(stdout, "http://{}/{}/\n", address, token);
   std::fflush(stdout);
-  const Status ended = server->Run([&](const HttpRequest& request) {
+  server->Run([&](const HttpRequest& request) {
     // A page of another site, under a name that leads here (DNS rebinding).
     const bool host =
         request.host == address || request.host == "localhost" + port;
@@ -146,8 +144,7 @@ StatusOr<int> Serve(const ViewOptions& options) {
     }
     return answer;
   });
-  // Being stopped is how it ends.
-  return ended.code() == StatusCode::kCancelled ? StatusOr<int>(0) : ended;
+  return 0;
 }
 
 std::string InScript(const Json& json) {
@@ -160,21 +157,15 @@ std::string InScript(const Json& json) {
 }
 
 StatusOr<int> Keep(const ViewOptions& options) {
-  using Clock = std::chrono::steady_clock;
-  const Clock::time_point begin = Clock::now();
+  const auto begin = std::chrono::steady_clock::now();
   Json samples = Json::array();
   for (int i = 0; i <= options.seconds; ++i) {
-    const auto at = begin + std::chrono::seconds(i);
     pollfd interrupt{InterruptFd(), POLLIN, 0};
-    poll(&interrupt, 1,
-         static_cast<int>(std::chrono::ceil<std::chrono::milliseconds>(
-                              std::max(at - Clock::now(), Clock::duration(0)))
-                              .count()));
+    poll(&interrupt, 1, MillisecondsUntil(begin + std::chrono::seconds(i)));
     PENSTOCK_RETURN_IF_ERROR(CheckInterrupt());
     PENSTOCK_ASSIGN_OR_RETURN(Json status, AskStatus(options));
     samples.push_back(
-        {{"t", std::chrono::duration<double>(Clock::now() - begin).count()},
-         {"status", std::move(status)}});
+        {{"t", SecondsSince(begin)}, {"status", std::move(status)}});
   }
   Json batches = Json::object();
   for (const Json& job :
@@ -214,15 +205,13 @@ Subcommand AddView(Command parent) {
       .Type("N");
   port.Excludes(out);
   AddSocketOption(view, &options->socket);
-  view.SetFooter(
-      "Prints the page's address, which has a secret in it, and serves it "
-      "until "
-      "Ctrl-C.\n"
-      "From another machine: ssh -L PORT:127.0.0.1:PORT HOST.\n"
-      "\n"
-      "Examples:\n"
-      "  penstock view\n"
-      "  penstock view --out report.html --seconds 60");
+  view.SetFooter(R"(
+Prints the page's address, which has a secret in it, and serves it until Ctrl-C.
+From another machine: ssh -L PORT:127.0.0.1:PORT HOST.
+
+Examples:
+  penstock view
+  penstock view --out report.html --seconds 60)");
   return {view, [options]() -> StatusOr<int> {
             return options->out.empty() ? Serve(*options) : Keep(*options);
           }};

@@ -8,7 +8,6 @@
 #include "client/private_broker/json_field.h"
 #include "client/private_broker/table.h"
 #include "common/command_line.h"
-#include "common/message.h"
 #include "common/quantity.h"
 
 namespace penstock {
@@ -26,8 +25,7 @@ StatusOr<int> SetWorkers(const WorkersOptions& options) {
                             ParseCountOrAuto(options.count, kWorkersMost));
   PENSTOCK_ASSIGN_OR_RETURN(
       const nlohmann::json answer,
-      CallBroker(SocketPath(options.socket),
-                 {{"op", "workers"}, {"workers", count}}));
+      CallBroker(options.socket, {{"op", "workers"}, {"workers", count}}));
   Print(stdout, "{} {}\n",
         Counted(CountField(answer, "workers").value_or(0), "worker"),
         Printable(TextField(answer, "workers_chosen")));
@@ -48,15 +46,15 @@ Subcommand AddWorkers(Command parent) {
         return ParseCountOrAuto(text, kWorkersMost).status().message();
       });
   AddSocketOption(workers, &options->socket);
-  workers.SetFooter(
-      "Jobs continue. `penstock status` shows how busy the workers are. The\n"
-      "number holds until the broker ends; `workers:` in its configuration\n"
-      "applies from its next start. Only root and the broker's own user may\n"
-      "set it.\n"
-      "\n"
-      "Examples:\n"
-      "  penstock workers 6\n"
-      "  penstock workers auto");
+  workers.SetFooter(R"(
+Jobs continue. `penstock status` shows how busy the workers are. The
+number holds until the broker ends; `workers:` in its configuration
+applies from its next start. Only root and the broker's own user may
+set it.
+
+Examples:
+  penstock workers 6
+  penstock workers auto)");
   return {workers, [options] { return SetWorkers(*options); }};
 }
 

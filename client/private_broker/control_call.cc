@@ -30,17 +30,6 @@ Status WaitForSocket(int socket) {
   }
 }
 
-// Returns the answer's fields, or the error in it.
-StatusOr<nlohmann::json> FieldsOrError(nlohmann::json answer) {
-  const nlohmann::json& ok = FieldOf(answer, "ok");
-  if (ok.is_boolean() && ok.get<bool>()) return answer;
-  const std::optional<uint64_t> code = CountField(answer, "code");
-  if (!code || *code == 0 || !FieldOf(answer, "error").is_string()) {
-    return InternalError("the broker's answer does not follow the protocol");
-  }
-  return Status(static_cast<StatusCode>(*code), TextField(answer, "error"));
-}
-
 class Progress {
  public:
   void Show(const nlohmann::json& event) {
@@ -67,7 +56,8 @@ StatusOr<nlohmann::json> CallBroker(const std::string& socket_path,
                                     const nlohmann::json& request,
                                     const SocketWait& wait) {
   PENSTOCK_RETURN_IF_ERROR(CheckInterrupt());
-  PENSTOCK_ASSIGN_OR_RETURN(const Fd socket, ConnectControl(socket_path));
+  PENSTOCK_ASSIGN_OR_RETURN(const Fd socket,
+                            ConnectControl(SocketPath(socket_path)));
   const InterruptEndsSocket ends(socket.get());
   nlohmann::json versioned = request;
   versioned["penstock"] = kProtocolVersion;
@@ -83,7 +73,8 @@ StatusOr<nlohmann::json> CallBroker(const std::string& socket_path,
                               ReceiveMessage(socket.get()));
     if (!message) continue;
     if (FieldOf(message->json, "event").is_null()) {
-      return FieldsOrError(std::move(message->json));
+      PENSTOCK_RETURN_IF_ERROR(StatusOfAnswer(message->json));
+      return std::move(message->json);
     }
     progress.Show(message->json);
   }

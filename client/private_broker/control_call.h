@@ -14,7 +14,8 @@ namespace penstock {
 // Waits until the socket can be read; an error ends the call with it.
 using SocketWait = std::function<Status(int socket)>;
 
-// Returns the fields of the answer. Errors: those of ConnectControl, Request
+// Returns the fields of the answer of the broker that listens there; "": where
+// SocketPath says. Errors: those of ConnectControl, Request
 // and wait; Cancelled after a signal. wait is for a caller that has other work
 // meanwhile; the default polls, and returns DeadlineExceeded after 10 s of
 // silence.

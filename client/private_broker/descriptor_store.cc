@@ -60,11 +60,8 @@ std::optional<Datagram> ReceiveDatagram(int socket) {
   header.msg_iovlen = 1;
   header.msg_control = control;
   header.msg_controllen = sizeof(control);
-  ssize_t bytes;
-  while ((bytes = recvmsg(socket, &header, MSG_DONTWAIT | MSG_CMSG_CLOEXEC)) <
-             0 &&
-         errno == EINTR) {
-  }
+  const ssize_t bytes = TEMP_FAILURE_RETRY(
+      recvmsg(socket, &header, MSG_DONTWAIT | MSG_CMSG_CLOEXEC));
   if (bytes < 0) return std::nullopt;
   Datagram datagram;
   // First of all, so that each descriptor has an owner.
@@ -138,10 +135,7 @@ void DescriptorStore::Obey(const std::string& text, std::vector<Fd> fds) {
   if (text.find('\0') != std::string::npos) return;
   bool keep = false, remove = false;
   std::optional<std::string> name;
-  for (size_t begin = 0; begin < text.size();) {
-    const size_t end = std::min(text.find('\n', begin), text.size());
-    const std::string line = text.substr(begin, end - begin);
-    begin = end + 1;
+  for (const std::string& line : SplitText(text, '\n')) {
     // FDPOLL=0 needs no action: stored descriptors are never polled.
     if (line == "READY=1") {
       ready_ = true;

@@ -58,6 +58,16 @@ inline std::string JsonLine(const nlohmann::json& json) {
   return json.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
 }
 
+inline std::string JsonLineInOrder(const nlohmann::ordered_json& json) {
+  return json.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
+}
+inline void PrintJson(const nlohmann::json& json) {
+  Print(stdout, "{}\n", JsonLine(json));
+}
+inline void PrintJsonInOrder(const nlohmann::ordered_json& json) {
+  Print(stdout, "{}\n", JsonLineInOrder(json));
+}
+
 // A job of a status as a sentence names it: "train", or where others have that
 // name "train (dataset a, user 1000)".
 inline std::string JobTitle(const nlohmann::json& status,

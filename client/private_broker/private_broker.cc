@@ -14,7 +14,6 @@
 #include <iterator>
 
 #include "client/private_broker/interrupt.h"
-#include "common/command_line.h"
 #include "common/layout.h"
 #include "common/quantity.h"
 
@@ -80,13 +79,8 @@ StatusOr<std::string> FindPenstockd() {
     const std::string path = (folder / relative).lexically_normal().string();
     if (IsProgram(path)) return path;
   }
-  const std::string path = Environment("PATH");
-  for (size_t begin = 0; begin < path.size();) {
-    const size_t end = std::min(path.find(':', begin), path.size());
-    const std::string candidate =
-        path.substr(begin, end - begin) + "/penstockd";
-    if (IsProgram(candidate)) return candidate;
-    begin = end + 1;
+  for (const std::string& each : SplitText(Environment("PATH"), ':')) {
+    if (IsProgram(each + "/penstockd")) return each + "/penstockd";
   }
   return NotFoundError(
       "cannot find penstockd: it is neither in '{}' nor in PATH; set PENSTOCKD "
@@ -150,12 +144,12 @@ Status PrivateBroker::Launch() {
   ProcessSpec spec;
   spec.argv = {program_, "--private", "--state-dir", state_folder_};
   if (options_.workers > 0) {
-    spec.argv.push_back("--workers");
-    spec.argv.push_back(std::to_string(options_.workers));
+    spec.argv.insert(spec.argv.end(),
+                     {"--workers", std::to_string(options_.workers)});
   }
   if (!options_.memory_limit.empty()) {
-    spec.argv.push_back("--memory-limit");
-    spec.argv.push_back(options_.memory_limit);
+    spec.argv.insert(spec.argv.end(),
+                     {"--memory-limit", options_.memory_limit});
   }
   spec.argv.insert(spec.argv.end(), options_.arguments.begin(),
                    options_.arguments.end());
@@ -224,19 +218,16 @@ Status PrivateBroker::WaitForAnswer(int socket) {
 }
 
 std::optional<ProcessExit> PrivateBroker::WaitForEnd(double seconds) {
-  const Clock::time_point until =
-      Clock::now() + std::chrono::duration_cast<Clock::duration>(
-                         std::chrono::duration<double>(seconds));
+  const Clock::time_point until = Clock::now() + DurationOf(seconds);
   for (;;) {
     const std::optional<ProcessExit> ended = process_.Ended();
     // In this order, so that its last messages are taken before its end.
     store_.Receive();
-    const auto left =
-        std::chrono::ceil<std::chrono::milliseconds>(until - Clock::now());
-    if (ended || left.count() <= 0) return ended;
+    const int left_ms = MillisecondsUntil(until);
+    if (ended || left_ms == 0) return ended;
     pollfd entries[] = {{process_.pidfd(), POLLIN, 0},
                         {store_.fd(), POLLIN, 0}};
-    poll(entries, std::size(entries), static_cast<int>(left.count()));
+    poll(entries, std::size(entries), left_ms);
   }
 }
 
@@ -368,13 +359,8 @@ Status PrivateBroker::TendUntil(int stop_fd, const Report& report) {
     PENSTOCK_RETURN_IF_ERROR(Tend(report));
     std::vector<pollfd> entries = {{stop_fd, POLLIN, 0}};
     AddTo(&entries);
-    int timeout_ms = -1;
-    if (const auto at = TendAt()) {
-      const auto left =
-          std::chrono::ceil<std::chrono::milliseconds>(*at - Clock::now());
-      timeout_ms = static_cast<int>(std::max<int64_t>(left.count(), 0));
-    }
-    poll(entries.data(), entries.size(), timeout_ms);
+    const auto at = TendAt();
+    poll(entries.data(), entries.size(), at ? MillisecondsUntil(*at) : -1);
     if (entries[0].revents != 0) return OkStatus();
   }
 }

@@ -5,9 +5,8 @@
 //     systemd's socket activation protocol. The socket stays open here: clients
 //     can connect at once, and wait in the backlog while penstockd is
 //     restarted.
-//   * It keeps the descriptors that must outlive penstockd (DescriptorStore)
-//   and
-//     a folder (--state-dir), and gives them to the next broker instance.
+//   * It keeps the descriptors that must outlive penstockd (DescriptorStore),
+//     and a folder (--state-dir), and gives them to the next broker instance.
 //   * It restarts penstockd as RestartPolicy allows: the caller's loop calls
 //     Tend.
 //
@@ -21,7 +20,6 @@
 
 #include <poll.h>
 
-#include <chrono>
 #include <functional>
 #include <initializer_list>
 #include <map>

@@ -111,14 +111,12 @@ std::string ProcessExit::ToString() const {
 }
 
 StatusOr<Process> Process::Start(const ProcessSpec& spec) {
-  int error_pipe[2];
-  if (pipe2(error_pipe, O_CLOEXEC) != 0) return ErrnoError(errno, "pipe");
-  Fd error_read(error_pipe[0]), error_write(error_pipe[1]);
+  PENSTOCK_ASSIGN_OR_RETURN(PipeEnds error, MakePipe());
   std::fflush(nullptr);  // else the child flushes these buffers too
   const pid_t parent = getpid();
   const pid_t pid = fork();
   if (pid < 0) return ErrnoError(errno, "fork");
-  if (pid == 0) BecomeChild(spec, parent, error_write.get());
+  if (pid == 0) BecomeChild(spec, parent, error.write.get());
 
   Process process;
   process.pid_ = pid;
@@ -129,15 +127,12 @@ StatusOr<Process> Process::Start(const ProcessSpec& spec) {
   // Not glibc's wrapper: 2.36 declares it without extern "C".
   process.pidfd_ = Fd(static_cast<int>(syscall(SYS_pidfd_open, pid, 0)));
   if (!process.pidfd_) return ErrnoError(errno, "pidfd_open");
-  error_write.Reset();
+  error.write.Reset();
   if (!spec.body) {
-    int error = 0;
-    ssize_t n;
-    while ((n = read(error_read.get(), &error, sizeof(error))) < 0 &&
-           errno == EINTR) {
-    }
-    if (n == sizeof(error)) {
-      return ErrnoError(error, "cannot start '" + spec.argv[0] + "'");
+    int number = 0;
+    if (TEMP_FAILURE_RETRY(read(error.read.get(), &number, sizeof(number))) ==
+        sizeof(number)) {
+      return ErrnoError(number, "cannot start '" + spec.argv[0] + "'");
     }
   }
   return process;
@@ -193,8 +188,7 @@ void Process::Reap() {
   Signal(SIGKILL);
   rusage usage{};
   int status;
-  while (wait4(pid_, &status, 0, &usage) < 0 && errno == EINTR) {
-  }
+  (void)TEMP_FAILURE_RETRY(wait4(pid_, &status, 0, &usage));
   const auto seconds = [](const timeval& t) {
     return t.tv_sec + t.tv_usec / 1e6;
   };
@@ -229,8 +223,7 @@ void KillOrphans(const std::vector<pid_t>& keep) {
       if (std::find(keep.begin(), keep.end(), pid) != keep.end()) continue;
       found = true;
       kill(pid, SIGKILL);
-      while (waitpid(pid, nullptr, 0) < 0 && errno == EINTR) {
-      }
+      (void)TEMP_FAILURE_RETRY(waitpid(pid, nullptr, 0));
     }
   }
 }

@@ -1,6 +1,5 @@
 #include "client/private_broker/progress_bar.h"
 
-#include <sys/ioctl.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -19,14 +18,6 @@ bool StderrIsTerminal() {
   const char* term = std::getenv("TERM");
   return isatty(STDERR_FILENO) == 1 && term != nullptr &&
          std::string(term) != "dumb";
-}
-
-int TerminalColumns() {
-  winsize size{};
-  if (ioctl(STDERR_FILENO, TIOCGWINSZ, &size) != 0 || size.ws_col == 0) {
-    return 80;
-  }
-  return size.ws_col;
 }
 
 }  // namespace
@@ -78,7 +69,7 @@ void ProgressBar::Update(uint64_t done, uint64_t total) {
   Print(stderr, "\r{}\x1b[K",
         ProgressLine(label_, unit_, done, total,
                      std::chrono::duration<double>(now - begin_).count(),
-                     TerminalColumns()));
+                     TerminalColumns(STDERR_FILENO, 80)));
   std::fflush(stderr);
 }
 

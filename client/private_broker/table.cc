@@ -1,5 +1,7 @@
 #include "client/private_broker/table.h"
 
+#include <sys/ioctl.h>
+
 #include <algorithm>
 #include <cmath>
 
@@ -10,6 +12,12 @@ namespace penstock {
 size_t Columns(const std::string& text) {
   return static_cast<size_t>(std::count_if(
       text.begin(), text.end(), [](char c) { return (c & 0xC0) != 0x80; }));
+}
+
+int TerminalColumns(int fd, int otherwise) {
+  winsize size{};
+  return ioctl(fd, TIOCGWINSZ, &size) != 0 || size.ws_col == 0 ? otherwise
+                                                               : size.ws_col;
 }
 
 Table::Table(std::vector<std::string> headings) {
@@ -47,6 +55,13 @@ std::string Table::ToString() const {
   add_line(headings_);
   for (const auto& row : rows_) add_line(row);
   return text;
+}
+
+std::string JoinFirst(const std::vector<std::string>& names, size_t most) {
+  const size_t shown = std::min(names.size(), most);
+  return JoinText(names.begin(), names.begin() + shown, ", ") +
+         (shown < names.size() ? Format(" and {} more", names.size() - shown)
+                               : "");
 }
 
 std::string FormatCount(uint64_t count) {

@@ -3,7 +3,6 @@
 #define CLIENT_PRIVATE_BROKER_TABLE_H_
 
 #include <cstdint>
-#include <initializer_list>
 #include <string>
 #include <vector>
 
@@ -13,6 +12,9 @@ namespace penstock {
 
 // Columns of a UTF-8 text on a terminal; counts wide characters as one.
 size_t Columns(const std::string& text);
+
+// Those of the terminal at fd; otherwise: it is none.
+int TerminalColumns(int fd, int otherwise);
 
 class Table {
  public:
@@ -32,6 +34,8 @@ class Table {
   std::vector<std::vector<std::string>> rows_;
 };
 
+// "a, b and 3 more".
+std::string JoinFirst(const std::vector<std::string>& names, size_t most);
 std::string FormatCount(uint64_t count);    // 1,234,567
 std::string FormatBytes(uint64_t bytes);    // 1.2 GiB
 std::string FormatSeconds(double seconds);  // 0.012 s, 3.4 s, 12 min 3 s

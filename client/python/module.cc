@@ -25,6 +25,7 @@
 #include <new>
 #include <stdexcept>
 #include <string>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -54,11 +55,21 @@ class Object {
   PyObject* object_;
 };
 
-// Runs the body of a function that Python calls.
+PyObject* None() {
+  Py_INCREF(Py_None);
+  return Py_None;
+}
+
+// Runs the body of a function that Python calls; without a result it is None.
 template <typename Body>
 PyObject* Entry(Body body) {
   try {
-    return body();
+    if constexpr (std::is_void_v<decltype(body())>) {
+      body();
+      return None();
+    } else {
+      return body();
+    }
   } catch (const PythonError&) {
   } catch (const std::bad_alloc&) {
     PyErr_NoMemory();
@@ -103,9 +114,18 @@ PyObject* NoNew(PyTypeObject*, PyObject*, PyObject*) {
   return nullptr;
 }
 
-PyObject* None() {
-  Py_INCREF(Py_None);
-  return Py_None;
+// PyArg_ParseTuple, and with keywords, whose names end with nullptr.
+template <typename... Targets>
+void Parse(PyObject* args, const char* format, Targets... targets) {
+  if (PyArg_ParseTuple(args, format, targets...) == 0) throw PythonError();
+}
+template <typename... Targets>
+void ParseKeywords(PyObject* args, PyObject* keywords, const char* format,
+                   const char* const* names, Targets... targets) {
+  if (PyArg_ParseTupleAndKeywords(args, keywords, format,
+                                  const_cast<char**>(names), targets...) == 0) {
+    throw PythonError();
+  }
 }
 
 // Decodes a text of the library: UTF-8, except for file names that are not.
@@ -151,6 +171,13 @@ class WithoutGil {
  private:
   PyThreadState* const thread_;
 };
+
+// Calls the library where it may wait.
+template <typename Body>
+int CallWithoutGil(Body body) {
+  const WithoutGil no_gil;
+  return body();
+}
 
 // Raises the exception that penstock/errors.py has for this code.
 [[noreturn]] void Raise(int code, const char* text) {
@@ -327,23 +354,20 @@ class Array {
                                   nullptr};
     PyObject *stream = Py_None, *version = Py_None, *device = Py_None,
              *copy = Py_None;
-    if (PyArg_ParseTupleAndKeywords(args, keywords, "|$OOOO",
-                                    const_cast<char**>(names), &stream,
-                                    &version, &device, &copy) == 0) {
-      return nullptr;
-    }
-    const Array& array = Of<Array>(self);
-    if ((array.interface_.flags & kWriteable) == 0) {
-      PyErr_SetString(PyExc_BufferError,
-                      "read only, which DLPack cannot say: batch.torch(), "
-                      "jax() or tf()");
-      return nullptr;
-    }
-    if (copy == Py_True) {
-      PyErr_SetString(PyExc_BufferError, "shared memory comes uncopied");
-      return nullptr;
-    }
-    return Entry([&] { return array.Tensor(); });
+    return Entry([&] {
+      ParseKeywords(args, keywords, "|$OOOO", names, &stream, &version, &device,
+                    &copy);
+      const Array& array = Of<Array>(self);
+      const bool writable = (array.interface_.flags & kWriteable) != 0;
+      if (!writable || copy == Py_True) {
+        PyErr_SetString(PyExc_BufferError,
+                        writable ? "shared memory comes uncopied"
+                                 : "read only, which DLPack cannot say: "
+                                   "batch.torch(), jax() or tf()");
+        throw PythonError();
+      }
+      return array.Tensor();
+    });
   }
   static PyObject* DLPackDevice(PyObject*, PyObject*) {
     return Py_BuildValue("(ii)", kCpu, 0);
@@ -424,9 +448,7 @@ class Batch {
     return Entry([&] {
       unsigned feature;
       int writable;
-      if (PyArg_ParseTuple(args, "Ip", &feature, &writable) == 0) {
-        throw PythonError();
-      }
+      Parse(args, "Ip", &feature, &writable);
       const Batch& batch = Of<Batch>(self);
       const Feature& of = batch.spec_->at(feature);
       void* data;
@@ -472,12 +494,9 @@ bool Redelivered(const penstock_batch* batch) {
 class Broker {
  public:
   Broker(int workers, const char* memory_limit) {
-    int code;
-    {
-      const WithoutGil no_gil;
-      code = penstock_broker_start(workers, memory_limit, &broker_);
-    }
-    Check(code);
+    Check(CallWithoutGil([&] {
+      return penstock_broker_start(workers, memory_limit, &broker_);
+    }));
     socket_ = penstock_broker_socket(broker_);
   }
   ~Broker() { Stop(); }
@@ -495,11 +514,7 @@ class Broker {
     return Entry([&] {
       int workers;
       const char* memory_limit;
-      if (PyArg_ParseTupleAndKeywords(args, keywords, "iz",
-                                      const_cast<char**>(names), &workers,
-                                      &memory_limit) == 0) {
-        throw PythonError();
-      }
+      ParseKeywords(args, keywords, "iz", names, &workers, &memory_limit);
       return New(type, std::make_unique<Broker>(workers, memory_limit));
     });
   }
@@ -520,12 +535,7 @@ class Broker {
 PyObject* OwnBroker(PyObject*, PyObject*) {
   return Entry([] {
     const char* socket = nullptr;
-    int code;
-    {
-      const WithoutGil no_gil;
-      code = penstock_own_broker(&socket);
-    }
-    Check(code);
+    Check(CallWithoutGil([&] { return penstock_own_broker(&socket); }));
     return ToPython(socket);
   });
 }
@@ -547,12 +557,8 @@ PyObject* Launch(PyObject*, PyObject*) {
 class Reader {
  public:
   explicit Reader(const penstock_options& options) {
-    int code;
-    {
-      const WithoutGil no_gil;
-      code = penstock_attach(&options, &reader_);
-    }
-    CheckCall(code);
+    CheckCall(
+        CallWithoutGil([&] { return penstock_attach(&options, &reader_); }));
     ReadSpec();
   }
   ~Reader() { Close(); }
@@ -585,17 +591,14 @@ class Reader {
     return Entry([&] {
       penstock_options options = PENSTOCK_OPTIONS_INIT;
       PyObject *dataset = Py_None, *socket = Py_None;
-      if (PyArg_ParseTupleAndKeywords(
-              args, keywords, "|$OzzOzzzziiidpiippddip",
-              const_cast<char**>(names), &dataset, &options.spec, &options.job,
-              &socket, &options.delivery, &options.lag, &options.on_rank_death,
-              &options.state, &options.rank, &options.world_size,
-              &options.local_world_size, &options.timeout_s,
-              &options.repeat_first, &options.window, &options.consumers,
-              &options.full_epoch, &options.per_host, &options.wait_s,
-              &options.reconnect_s, &options.node, &options.autostart) == 0) {
-        throw PythonError();
-      }
+      ParseKeywords(args, keywords, "|$OzzOzzzziiidpiippddip", names, &dataset,
+                    &options.spec, &options.job, &socket, &options.delivery,
+                    &options.lag, &options.on_rank_death, &options.state,
+                    &options.rank, &options.world_size,
+                    &options.local_world_size, &options.timeout_s,
+                    &options.repeat_first, &options.window, &options.consumers,
+                    &options.full_epoch, &options.per_host, &options.wait_s,
+                    &options.reconnect_s, &options.node, &options.autostart);
       options.dataset = BytesOrNull(dataset);
       options.socket = BytesOrNull(socket);
       options.spec_generated = 1;  // by penstock.Dataset
@@ -613,10 +616,7 @@ class Reader {
     penstock_detach(reader);
   }
   static PyObject* PyClose(PyObject* self, PyObject*) {
-    return Entry([&] {
-      Of<Reader>(self).Close();
-      return None();
-    });
+    return Entry([&] { Of<Reader>(self).Close(); });
   }
 
   // next(timeout_s): a Batch; None at the end of an epoch; False at the end of
@@ -657,17 +657,13 @@ class Reader {
     return Entry([&] {
       int rank, world_size, local_world_size;
       const char* state;
-      if (PyArg_ParseTuple(args, "iiis", &rank, &world_size, &local_world_size,
-                           &state) == 0) {
-        throw PythonError();
-      }
+      Parse(args, "iiis", &rank, &world_size, &local_world_size, &state);
       Reader& r = Of<Reader>(self);
       r.Call([&](penstock_reader* reader) {
         return penstock_reset(reader, rank, world_size, local_world_size,
                               state);
       });
       r.ReadSpec();
-      return None();
     });
   }
   static PyObject* StopJob(PyObject* self, PyObject* now) {
@@ -677,17 +673,13 @@ class Reader {
       Of<Reader>(self).Call([&](penstock_reader* reader) {
         return penstock_stop_job(reader, at_once);
       });
-      return None();
     });
   }
   static PyObject* SetWeights(PyObject* self, PyObject* args) {
     return Entry([&] {
       PyObject* list;
       long long epoch, row;
-      if (PyArg_ParseTuple(args, "O!LL", &PyList_Type, &list, &epoch, &row) ==
-          0) {
-        throw PythonError();
-      }
+      Parse(args, "O!LL", &PyList_Type, &list, &epoch, &row);
       std::vector<double> weights;
       for (Py_ssize_t i = 0; i < PyList_Size(list); ++i) {
         weights.push_back(PyFloat_AsDouble(PyList_GetItem(list, i)));
@@ -698,7 +690,6 @@ class Reader {
                                     static_cast<uint32_t>(weights.size()),
                                     epoch, row);
       });
-      return None();
     });
   }
 
@@ -754,12 +745,7 @@ class Reader {
   void Call(Body body) {
     const Use use(&in_use_, kWhat);
     penstock_reader* const reader = Open();
-    int code;
-    {
-      const WithoutGil no_gil;
-      code = body(reader);
-    }
-    CheckCall(code);
+    CheckCall(CallWithoutGil([&] { return body(reader); }));
   }
 
   using Spec = std::shared_ptr<const std::vector<Feature>>;
@@ -819,12 +805,8 @@ class Producer {
     options.features = given.data();
     options.cancelled = &SignalArrived;
     penstock_producer* producer = nullptr;
-    int code;
-    {
-      const WithoutGil no_gil;
-      code = penstock_produce(&options, &producer);
-    }
-    CheckCall(code);
+    CheckCall(
+        CallWithoutGil([&] { return penstock_produce(&options, &producer); }));
     producer_.reset(producer, &penstock_producer_close);
   }
 
@@ -835,11 +817,9 @@ class Producer {
       penstock_producer_options options = PENSTOCK_PRODUCER_OPTIONS_INIT;
       PyObject *features, *socket;
       Py_ssize_t rows;
-      if (PyArg_ParseTuple(args, "O!nzzOdd", &PyList_Type, &features, &rows,
-                           &options.job, &options.dataset, &socket,
-                           &options.timeout_s, &options.reconnect_s) == 0) {
-        throw PythonError();
-      }
+      Parse(args, "O!nzzOdd", &PyList_Type, &features, &rows, &options.job,
+            &options.dataset, &socket, &options.timeout_s,
+            &options.reconnect_s);
       options.rows = static_cast<uint64_t>(rows);
       options.socket = BytesOrNull(socket);
       std::vector<Feature> spec;
@@ -859,7 +839,6 @@ class Producer {
         return penstock_producer_reserve(producer, rows);
       });
       p.reserved_ = rows;
-      return None();
     });
   }
   // array(feature, rows): NumPy's, writable.
@@ -867,9 +846,7 @@ class Producer {
     return Entry([&] {
       unsigned feature;
       PyObject* count;
-      if (PyArg_ParseTuple(args, "IO", &feature, &count) == 0) {
-        throw PythonError();
-      }
+      Parse(args, "IO", &feature, &count);
       const Producer& p = Of<Producer>(self);
       const Feature& of = p.spec_.at(feature);
       const uint64_t rows = RowsOf(count);
@@ -886,23 +863,18 @@ class Producer {
       Of<Producer>(self).Call([&](penstock_producer* producer) {
         return penstock_producer_put(producer, rows);
       });
-      return None();
     });
   }
   static PyObject* Finish(PyObject* self, PyObject*) {
-    return Entry([&] {
-      Of<Producer>(self).Call(&penstock_producer_finish);
-      return None();
-    });
+    return Entry([&] { Of<Producer>(self).Call(&penstock_producer_finish); });
   }
   static PyObject* Fail(PyObject* self, PyObject* args) {
     return Entry([&] {
       const char* why;
-      if (PyArg_ParseTuple(args, "s", &why) == 0) throw PythonError();
+      Parse(args, "s", &why);
       Of<Producer>(self).Call([&](penstock_producer* producer) {
         return penstock_producer_fail(producer, why);
       });
-      return None();
     });
   }
   static PyObject* NextRow(PyObject* self, void*) {
@@ -918,10 +890,7 @@ class Producer {
       PyErr_SetString(PyExc_TypeError, "wanted (name, dtype, shape)");
       throw PythonError();
     }
-    if (PyArg_ParseTuple(item, "ssO!", &name, &dtype, &PyList_Type, &sizes) ==
-        0) {
-      throw PythonError();
-    }
+    Parse(item, "ssO!", &name, &dtype, &PyList_Type, &sizes);
     Feature feature{name, &kDTypes[DTypeNamed(dtype)], {}};
     for (Py_ssize_t i = 0; i < PyList_Size(sizes); ++i) {
       const long long size = PyLong_AsLongLong(PyList_GetItem(sizes, i));
@@ -943,12 +912,7 @@ class Producer {
   template <typename Body>
   void Call(Body body) {
     const Use use(&in_use_, "producer");
-    int code;
-    {
-      const WithoutGil no_gil;
-      code = body(producer_.get());
-    }
-    CheckCall(code);
+    CheckCall(CallWithoutGil([&] { return body(producer_.get()); }));
   }
 
   const std::vector<Feature> spec_;
@@ -959,6 +923,11 @@ class Producer {
 };
 
 // ---- the module
+
+// A member that cannot be set.
+PyGetSetDef Member(const char* name, getter get) {
+  return {name, get, nullptr, nullptr, nullptr};
+}
 
 PyMethodDef kModuleMethods[] = {
     {"own_broker", &OwnBroker, METH_NOARGS, nullptr},
@@ -972,30 +941,26 @@ PyMethodDef kArrayMethods[] = {
      METH_VARARGS | METH_KEYWORDS, nullptr},
     {"__dlpack_device__", &Array::DLPackDevice, METH_NOARGS, nullptr},
     {}};
-PyGetSetDef kArrayMembers[] = {
-    {"__array_struct__", &Array::Struct, nullptr, nullptr, nullptr}, {}};
+PyGetSetDef kArrayMembers[] = {Member("__array_struct__", &Array::Struct), {}};
 
 PyMethodDef kBatchMethods[] = {
     {"array", &Batch::GetArray, METH_VARARGS, nullptr},
     {"ids", &Batch::Ids, METH_NOARGS, nullptr},
     {}};
 PyGetSetDef kBatchMembers[] = {
-    {"rows", &Batch::Get<penstock_batch_rows>, nullptr, nullptr, nullptr},
-    {"valid_rows", &Batch::Get<penstock_batch_valid_rows>, nullptr, nullptr,
-     nullptr},
-    {"global_rows", &Batch::Get<penstock_batch_global_rows>, nullptr, nullptr,
-     nullptr},
-    {"epoch", &Batch::Get<penstock_batch_epoch>, nullptr, nullptr, nullptr},
-    {"step", &Batch::Get<penstock_batch_step>, nullptr, nullptr, nullptr},
-    {"redelivered", &Batch::Get<Redelivered>, nullptr, nullptr, nullptr},
-    {"skipped", &Batch::Get<penstock_batch_skipped>, nullptr, nullptr, nullptr},
-    {"part", &Batch::Get<penstock_batch_part>, nullptr, nullptr, nullptr},
+    Member("rows", &Batch::Get<penstock_batch_rows>),
+    Member("valid_rows", &Batch::Get<penstock_batch_valid_rows>),
+    Member("global_rows", &Batch::Get<penstock_batch_global_rows>),
+    Member("epoch", &Batch::Get<penstock_batch_epoch>),
+    Member("step", &Batch::Get<penstock_batch_step>),
+    Member("redelivered", &Batch::Get<Redelivered>),
+    Member("skipped", &Batch::Get<penstock_batch_skipped>),
+    Member("part", &Batch::Get<penstock_batch_part>),
     {}};
 
 PyMethodDef kBrokerMethods[] = {{"stop", &Broker::PyStop, METH_NOARGS, nullptr},
                                 {}};
-PyGetSetDef kBrokerMembers[] = {
-    {"socket", &Broker::Socket, nullptr, nullptr, nullptr}, {}};
+PyGetSetDef kBrokerMembers[] = {Member("socket", &Broker::Socket), {}};
 
 PyMethodDef kReaderMethods[] = {
     {"next", &Reader::Next, METH_O, nullptr},
@@ -1009,21 +974,16 @@ PyMethodDef kReaderMethods[] = {
     {"stats", &Reader::Stats, METH_NOARGS, nullptr},
     {}};
 PyGetSetDef kReaderMembers[] = {
-    {"rank", &Reader::Get<penstock_rank>, nullptr, nullptr, nullptr},
-    {"world_size", &Reader::Get<penstock_world_size>, nullptr, nullptr,
-     nullptr},
-    {"incarnation", &Reader::Get<penstock_incarnation>, nullptr, nullptr,
-     nullptr},
-    {"warning", &Reader::Get<penstock_warning>, nullptr, nullptr, nullptr},
-    {"epoch", &Reader::Get<penstock_epoch>, nullptr, nullptr, nullptr},
-    {"job", &Reader::Get<penstock_job>, nullptr, nullptr, nullptr},
-    {"sample_count", &Reader::Get<penstock_sample_count>, nullptr, nullptr,
-     nullptr},
-    {"steps_per_epoch", &Reader::Get<penstock_steps_per_epoch>, nullptr,
-     nullptr, nullptr},
-    {"epoch_count", &Reader::Get<penstock_epoch_count>, nullptr, nullptr,
-     nullptr},
-    {"structure", &Reader::Get<penstock_structure>, nullptr, nullptr, nullptr},
+    Member("rank", &Reader::Get<penstock_rank>),
+    Member("world_size", &Reader::Get<penstock_world_size>),
+    Member("incarnation", &Reader::Get<penstock_incarnation>),
+    Member("warning", &Reader::Get<penstock_warning>),
+    Member("epoch", &Reader::Get<penstock_epoch>),
+    Member("job", &Reader::Get<penstock_job>),
+    Member("sample_count", &Reader::Get<penstock_sample_count>),
+    Member("steps_per_epoch", &Reader::Get<penstock_steps_per_epoch>),
+    Member("epoch_count", &Reader::Get<penstock_epoch_count>),
+    Member("structure", &Reader::Get<penstock_structure>),
     {}};
 
 PyMethodDef kProducerMethods[] = {
@@ -1033,8 +993,7 @@ PyMethodDef kProducerMethods[] = {
     {"finish", &Producer::Finish, METH_NOARGS, nullptr},
     {"fail", &Producer::Fail, METH_VARARGS, nullptr},
     {}};
-PyGetSetDef kProducerMembers[] = {
-    {"next_row", &Producer::NextRow, nullptr, nullptr, nullptr}, {}};
+PyGetSetDef kProducerMembers[] = {Member("next_row", &Producer::NextRow), {}};
 
 // Makes the type of T; new_object is `Make`, or NoNew.
 template <typename T>

@@ -5,11 +5,9 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <chrono>
 #include <span>
 
 #include "client/attach/attach_request.h"
-#include "common/message.h"
 
 namespace penstock {
 namespace {
@@ -173,8 +171,7 @@ Status Producer::ReadAnswer(Message answer) {
 Status Producer::Reconnect(const Deadline& deadline) {
   control_.Reset();
   if (!lost_) lost_ = Clock::now();
-  const auto limit = std::chrono::duration_cast<Clock::duration>(
-      std::chrono::duration<double>(reconnect_s_));
+  const Clock::duration limit = DurationOf(reconnect_s_);
   const auto gone = [&](const std::string& last) {
     over_ = BrokerGoneError(Format("a producer of job '{}' was at work", job_),
                             *lost_, reconnect_s_, last);

@@ -8,7 +8,6 @@
 
 #include "client/attach/fork.h"
 #include "client/rank/rank_session.h"
-#include "common/message.h"
 #include "common/quantity.h"
 #include "common/ring.h"
 #include "common/wake.h"

@@ -10,7 +10,6 @@
 #ifndef CLIENT_RANK_RANK_READER_H_
 #define CLIENT_RANK_RANK_READER_H_
 
-#include <array>
 #include <atomic>
 #include <chrono>
 #include <cstdint>

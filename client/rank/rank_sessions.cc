@@ -30,6 +30,12 @@ Status AddToEpoll(int epoll, int fd) {
   return OkStatus();
 }
 
+// A request without an answer, to a broker that may be gone.
+void Tell(const Fd& control, const char* op) {
+  (void)SendMessage(control.get(),
+                    {{"penstock", kProtocolVersion}, {"op", op}});
+}
+
 }  // namespace
 
 StatusOr<std::unique_ptr<RankReader>> RankReader::Attach(
@@ -227,8 +233,7 @@ void RankReader::SendUnmapped() {
         return session.get() != session_ && session->broker_died;
       });
   if (maps_former) return;
-  (void)SendMessage(session_->control.get(),
-                    {{"penstock", kProtocolVersion}, {"op", "unmapped"}});
+  Tell(session_->control, "unmapped");
 }
 
 // sessions_mutex_ is held.
@@ -239,10 +244,7 @@ void RankReader::Retire(Session* session) {
       [session](const auto& each) { return each.get() == session; });
   // All its memory is unmapped now.
   if (of_former_instance) SendUnmapped();
-  if (control) {
-    (void)SendMessage(control.get(),
-                      {{"penstock", kProtocolVersion}, {"op", "detach"}});
-  }
+  if (control) Tell(control, "detach");
 }
 
 void RankReader::Reach(Session* session, RankStage stage) {
@@ -261,8 +263,7 @@ void RankReader::Leave() {
     if (!control || !ours) continue;
     // For the next broker instance, in case this one is dead.
     Reach(session.get(), over_ ? RankStage::kFinished : RankStage::kLeft);
-    (void)SendMessage(control.get(),
-                      {{"penstock", kProtocolVersion}, {"op", "detach"}});
+    Tell(control, "detach");
     // Shut down, not only closed: a forked child holds the same socket.
     shutdown(control.get(), SHUT_RDWR);
   }
@@ -356,9 +357,7 @@ StatusOr<bool> RankReader::Reconnect(Deadline deadline) {
       const bool in_time,
       Reopen(
           Format("job '{}' ran", job_), [this] { return ReconnectRequest(); },
-          deadline,
-          *lost_ + std::chrono::duration_cast<Clock::duration>(
-                       std::chrono::duration<double>(reconnect_s_))));
+          deadline, *lost_ + DurationOf(reconnect_s_)));
   if (!in_time) return false;
   {
     const std::lock_guard lock(sessions_mutex_);
@@ -375,9 +374,7 @@ StatusOr<bool> RankReader::Reconnect(Deadline deadline) {
 StatusOr<bool> RankReader::Reopen(
     const std::string& doing, const std::function<nlohmann::json()>& request,
     Deadline deadline, Deadline answered_by) {
-  const Clock::time_point give_up =
-      *lost_ + std::chrono::duration_cast<Clock::duration>(
-                   std::chrono::duration<double>(reconnect_s_));
+  const Clock::time_point give_up = *lost_ + DurationOf(reconnect_s_);
   const auto gone = [&](const std::string& last) {
     return BrokerGoneError(doing, *lost_, reconnect_s_, last);
   };

@@ -56,14 +56,14 @@ class Dataset:
         dataset._called = self._called
         return dataset
 
-    def _with_step(self, step: str, **values: Any) -> "Dataset":
-        """As ``_with``, of a step that comes once in a chain."""
+    def _with_step(self, step: str, values: Any, key: Optional[str] = None) -> "Dataset":
+        """As ``_with``, of a step that comes once in a chain; ``key``: in the spec."""
         if step in self._called:
             raise InvalidArgument(
                 f"{step} is called a second time and would replace the first: "
                 f"{_INSTEAD_OF_A_SECOND[step]}; to change what a dataset says, "
                 f"penstock.Dataset(dataset.to_dict()).{step}(...)")
-        dataset = self._with(**values)
+        dataset = self._with(**{key or step: values})
         dataset._called = (*self._called, step)
         return dataset
 
@@ -308,8 +308,7 @@ class Dataset:
         Of each part its source, what it selects and its ``map`` count, which makes the
         same features of all; the rest is said of the whole. ValueError: a part says
         more."""
-        if isinstance(parts, Dataset):
-            raise TypeError("wanted a list of datasets: concat([a, b])")
+        _check_list(parts, "concat([a, b])")
         return cls._of("concat", {"parts": [_part(part, "map") for part in parts]},
                        name)._with(**_by_part(parts))
 
@@ -332,8 +331,7 @@ class Dataset:
         Parts as in ``concat``. Parts with a ``batch(size)`` are mixed batch by batch: each
         batch is of one part and has its size, weights are shares of the batches, and the
         shapes of features may differ between parts."""
-        if isinstance(parts, Dataset):
-            raise TypeError("wanted a list of datasets: mix([a, b], [0.7, 0.3])")
+        _check_list(parts, "mix([a, b], [0.7, 0.3])")
         if weights is None:
             weights = [1] * len(parts)
         if len(weights) != len(parts):
@@ -352,8 +350,7 @@ class Dataset:
         """Records made of one record of each of several datasets, as tf.data's zip:
         record i has the features of record i of each; it ends with the shortest.
         ``prefixes``: what the names of the features of each part begin with."""
-        if isinstance(parts, Dataset):
-            raise TypeError("wanted a list of datasets: zip([a, b])")
+        _check_list(parts, "zip([a, b])")
         if prefixes is not None and len(prefixes) != len(parts):
             raise ValueError(f"{len(prefixes)} prefixes for {len(parts)} parts")
         return cls._of("zip", {"parts": [
@@ -550,8 +547,8 @@ class Dataset:
         ``window_files``: the files come in a random order, and records are shuffled
         within windows of so many of them, for storage that reads one file to its end
         faster than many in turn."""
-        return self._with_step("shuffle", shuffle=given(seed=seed, each_epoch=each_epoch,
-                                                     window_files=window_files))
+        return self._with_step("shuffle", given(seed=seed, each_epoch=each_epoch,
+                                                window_files=window_files))
 
     def seed(self, seed: int) -> "Dataset":
         """Sets the seed of augmentation; the shuffle's seed by default."""
@@ -576,16 +573,14 @@ class Dataset:
         are read), for all jobs of the host. ``memory`` or ``disk``: the size, in bytes or
         such as "8G". ``zstd``: the level that entries on the disk are compressed with.
         No value of a batch changes."""
-        return self._with_step("cache", cache=given(memory=memory, disk=disk, at=at,
-                                                    zstd=zstd))
+        return self._with_step("cache", given(memory=memory, disk=disk, at=at, zstd=zstd))
 
     def snapshot(self, path: Path, at: Optional[int] = None,
                  zstd: Optional[int] = None) -> "Dataset":
         """The same in the folder ``path``, for good: written while a job takes all
         records, and read instead of them from then on. One of other data or steps is
         refused."""
-        return self._with_step("snapshot", snapshot=given(path=os.fspath(path), at=at,
-                                                          zstd=zstd))
+        return self._with_step("snapshot", given(path=os.fspath(path), at=at, zstd=zstd))
 
     def batch(self, size: Optional[int] = None, *,
               per_rank: Optional[int] = None,
@@ -595,12 +590,12 @@ class Dataset:
         ``by_part`` rows of one part each, as ``mix`` says of parts with a batch.
         ``last``: "partial" delivers the short last batch, "drop" leaves it out,
         "pad" fills it with zeros."""
-        return self._with_step("batch", batch=given(size=size, per_rank=per_rank,
-                                                    by_part=by_part, last=last))
+        return self._with_step("batch", given(size=size, per_rank=per_rank,
+                                              by_part=by_part, last=last))
 
     def repeat(self, epochs: Optional[int] = None) -> "Dataset":
         """Sets the number of epochs; None: forever."""
-        return self._with_step("repeat", epochs="forever" if epochs is None else epochs)
+        return self._with_step("repeat", "forever" if epochs is None else epochs, "epochs")
 
     def steps_per_epoch(self, steps: int) -> "Dataset":
         """Sets the steps of an epoch. Each epoch begins at the start of its order,
@@ -659,6 +654,11 @@ class Dataset:
 
     def __repr__(self) -> str:
         return f"penstock.Dataset({self.to_dict()!r})"
+
+
+def _check_list(parts: Any, call: str) -> None:
+    if isinstance(parts, Dataset):
+        raise TypeError(f"wanted a list of datasets: {call}")
 
 
 def _weights_by_value(weights: Optional[Mapping[Any, float]]) -> Optional[Dict[str, float]]:

@@ -85,12 +85,7 @@ class DataLoss(Error):
     code = 15
 
 
-_BY_CODE = {
-    kind.code: kind
-    for kind in (Cancelled, InvalidArgument, DeadlineExceeded, NotFound,
-                 AlreadyExists, PermissionDenied, ResourceExhausted,
-                 FailedPrecondition, Aborted, Internal, Unavailable, DataLoss)
-}
+_BY_CODE = {kind.code: kind for kind in Error.__subclasses__()}
 
 
 def error_of(code: int, text: str) -> Error:

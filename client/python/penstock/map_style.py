@@ -27,6 +27,7 @@ import numpy as np
 from penstock import _core, errors
 from penstock.dataset import Dataset
 from penstock.private_broker import environment
+from penstock.spec_values import given
 
 # Where buffers begin in the file: any dtype is aligned, and pages are whole.
 _ALIGN = 4096
@@ -83,10 +84,9 @@ def spec_of(name: str, socket: str, dataset: Any, *, sampler: Any = None,
                   name,
                   {"dataset": dataset, "sampler": sampler,
                    "worker_init_fn": worker_init_fn, "pickled": pickled})
-    options = {"object": path, "max_bytes": max_bytes, "processes": processes}
     # Other loaders of the same data take its state.
-    return Dataset({"dataset": type_name(dataset), "source": {"python": {
-        key: value for key, value in options.items() if value is not None}}})
+    return Dataset({"dataset": type_name(dataset), "source": {"python": given(
+        object=path, max_bytes=max_bytes, processes=processes)}})
 
 
 def type_name(dataset: Any) -> str:

@@ -27,7 +27,7 @@ def environment(values: Mapping[str, str]) -> Iterator[None]:
     finally:
         for name, value in former.items():
             if value is None:
-                del os.environ[name]
+                os.environ.pop(name, None)
             else:
                 os.environ[name] = value
 
@@ -58,7 +58,7 @@ class Broker:
         with environment(allowed):
             self._core = _core.Broker(number("workers", workers, 1, 0),
                                       text("memory_limit", memory_limit))
-        self._former: Optional[str] = None
+        self._in_block = contextlib.ExitStack()
 
     @property
     def socket(self) -> str:
@@ -70,15 +70,11 @@ class Broker:
         self._core.stop()
 
     def __enter__(self) -> "Broker":
-        self._former = os.environ.get("PENSTOCK_SOCKET")
-        os.environ["PENSTOCK_SOCKET"] = self.socket
+        self._in_block.enter_context(environment({"PENSTOCK_SOCKET": self.socket}))
         return self
 
     def __exit__(self, *exception: object) -> None:
-        if self._former is None:
-            os.environ.pop("PENSTOCK_SOCKET", None)
-        else:
-            os.environ["PENSTOCK_SOCKET"] = self._former
+        self._in_block.close()
         self.stop()
 
 

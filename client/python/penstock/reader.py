@@ -93,10 +93,9 @@ class Reader:
     when the rank was evicted, fenced or stopped.
     """
 
-    def __init__(self, core: _core.Reader, delivery: str, local_world_size: int):
+    def __init__(self, core: _core.Reader, delivery: str):
         self._core = core
         self._delivery = delivery
-        self._local_world_size = local_world_size
         self._ended = False
         self._closed = False
         self._next_calls = 0  # calls of the core's next
@@ -520,4 +519,4 @@ def attach(dataset: Union[Path, Dataset, None] = None,
     core = _core.Reader(**options)
     if core.rank == 0 and core.warning:  # once for all ranks
         warnings.warn(core.warning, stacklevel=2)
-    return Reader(core, delivery, local_world_size or 0)
+    return Reader(core, delivery)
