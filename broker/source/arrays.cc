@@ -218,9 +218,9 @@ Status ArrayFeature::Append(std::string name, const DataFile& file,
   return OkStatus();
 }
 
-StatusOr<std::unique_ptr<Source>> OpenArrays(std::vector<DataFiles> files,
-                                             std::vector<ArrayFeature> features,
-                                             Io io, OpenProgress* progress) {
+OpenedSource OpenArrays(std::vector<DataFiles> files,
+                        std::vector<ArrayFeature> features, Io io,
+                        OpenProgress* progress) {
   const ArrayFeature& first = features.front();
   for (const ArrayFeature& each : features) {
     if (each.rows.count() == first.rows.count()) continue;

@@ -38,9 +38,9 @@ struct ArrayFeature {
 // A record is a row of each feature. The largest rows are read; those of other
 // features are kept in memory, as far as 64 MiB go. InvalidArgument: no rows,
 // or not as many of each feature.
-StatusOr<std::unique_ptr<Source>> OpenArrays(std::vector<DataFiles> files,
-                                             std::vector<ArrayFeature> features,
-                                             Io io, OpenProgress* progress);
+OpenedSource OpenArrays(std::vector<DataFiles> files,
+                        std::vector<ArrayFeature> features, Io io,
+                        OpenProgress* progress);
 
 }  // namespace penstock
 #endif  // BROKER_SOURCE_ARRAYS_H_

@@ -1,10 +1,9 @@
-#include "broker/source/csv.h"
-
 #include <algorithm>
 
 #include "broker/declare/declaration.h"
 #include "broker/index/index.h"
 #include "broker/source/csv_rows.h"
+#include "broker/source/kinds.h"
 #include "broker/source/text_scan.h"
 
 namespace penstock {
@@ -136,8 +135,7 @@ const Declaration<CsvSource>& CsvSource::Declared() {
   return declared;
 }
 
-StatusOr<std::unique_ptr<Source>> CsvSource::Open(
-    OpenProgress* progress) const {
+OpenedSource CsvSource::Open(OpenProgress* progress) const {
   PENSTOCK_ASSIGN_OR_RETURN(DataFiles opened,
                             DataFiles::Open(files, *progress));
   std::vector<CsvColumns> of_files;

@@ -1,11 +1,10 @@
-#include "broker/source/fixed_length_records.h"
-
 #include <algorithm>
 #include <bit>
 
 #include "broker/declare/declaration.h"
 #include "broker/index/fingerprint.h"
 #include "broker/io/read.h"
+#include "broker/source/kinds.h"
 
 namespace penstock {
 namespace {
@@ -112,8 +111,7 @@ FixedLengthRecordsSource::Declared() {
   return declared;
 }
 
-StatusOr<std::unique_ptr<Source>> FixedLengthRecordsSource::Open(
-    OpenProgress* progress) const {
+OpenedSource FixedLengthRecordsSource::Open(OpenProgress* progress) const {
   uint64_t record_bytes = 0;
   for (const Feature& feature : features) {
     record_bytes += feature.RowBytes();

@@ -1,5 +1,12 @@
-#include "broker/source/idx.h"
-
+// The MNIST file format (http://yann.lecun.com/exdb/mnist, "the IDX file
+// format"): two zero bytes, a type byte, the number of dimensions, each
+// dimension as a big-endian uint32, then the values, big-endian, the last
+// dimension fastest.
+//
+// A gzip file (detected by its magic, not its name) is unpacked into memory as
+// a whole; a plain one is read record by record. Labels are always in memory,
+// as int64. Every number in a header is checked against the file before memory
+// is allocated for it.
 #include <fcntl.h>
 #include <unistd.h>
 #include <zlib.h>
@@ -15,6 +22,7 @@
 #include "broker/index/fingerprint.h"
 #include "broker/io/file_error.h"
 #include "broker/io/read.h"
+#include "broker/source/kinds.h"
 
 namespace penstock {
 namespace {
@@ -503,8 +511,7 @@ const Declaration<IdxSource>& IdxSource::Declared() {
   return declared;
 }
 
-StatusOr<std::unique_ptr<Source>> IdxSource::Open(
-    OpenProgress* progress) const {
+OpenedSource IdxSource::Open(OpenProgress* progress) const {
   PENSTOCK_ASSIGN_OR_RETURN(IdxFile file, OpenIdxFile(images, progress));
   if (!file.unpacked) {
     PENSTOCK_RETURN_IF_ERROR(file.file.ChooseIo(io, file.header.data_bytes,

@@ -1,5 +1,3 @@
-#include "broker/source/image_folder.h"
-
 #include <fcntl.h>
 
 #include "broker/declare/declaration.h"
@@ -7,6 +5,7 @@
 #include "broker/index/fingerprint.h"
 #include "broker/index/whole_files.h"
 #include "broker/source/image_folder_index.h"
+#include "broker/source/kinds.h"
 
 namespace penstock {
 namespace {
@@ -410,8 +409,7 @@ const Declaration<ImageFolderSource>& ImageFolderSource::Declared() {
   return declared;
 }
 
-StatusOr<std::unique_ptr<Source>> ImageFolderSource::Open(
-    OpenProgress* progress) const {
+OpenedSource ImageFolderSource::Open(OpenProgress* progress) const {
   PENSTOCK_ASSIGN_OR_RETURN(
       Folder pictures, OpenFolder(path, labels != Labels::kNone, progress));
   Folder mask_folder;

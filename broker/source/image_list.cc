@@ -1,5 +1,3 @@
-#include "broker/source/image_list.h"
-
 #include <fcntl.h>
 #include <sys/stat.h>
 
@@ -16,6 +14,7 @@
 #include "broker/index/whole_files.h"
 #include "broker/io/file_error.h"
 #include "broker/source/csv_rows.h"
+#include "broker/source/kinds.h"
 #include "broker/source/text_scan.h"
 #include "common/printable.h"
 
@@ -586,8 +585,7 @@ const Declaration<ImageListSource>& ImageListSource::Declared() {
   return declared;
 }
 
-StatusOr<std::unique_ptr<Source>> ImageListSource::Open(
-    OpenProgress* progress) const {
+OpenedSource ImageListSource::Open(OpenProgress* progress) const {
   PENSTOCK_ASSIGN_OR_RETURN(DataFile list,
                             DataFile::Open(file, *progress->access));
   std::string base = folder.empty() ? file.substr(0, file.rfind('/')) : folder;

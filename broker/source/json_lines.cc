@@ -8,6 +8,7 @@
 
 #include "broker/declare/declaration.h"
 #include "broker/index/index.h"
+#include "broker/source/kinds.h"
 #include "broker/source/number.h"
 #include "broker/source/text_scan.h"
 
@@ -295,8 +296,7 @@ const Declaration<JsonLinesSource>& JsonLinesSource::Declared() {
   return declared;
 }
 
-StatusOr<std::unique_ptr<Source>> JsonLinesSource::Open(
-    OpenProgress* progress) const {
+OpenedSource JsonLinesSource::Open(OpenProgress* progress) const {
   PENSTOCK_ASSIGN_OR_RETURN(
       Index lines,
       Index::Open(files, {.kind = "json_lines", .scan = FindLines}, progress));

@@ -1,7 +1,6 @@
-#include "broker/source/npy.h"
-
 #include "broker/declare/declaration.h"
 #include "broker/source/arrays.h"
+#include "broker/source/kinds.h"
 
 namespace penstock {
 
@@ -21,8 +20,7 @@ const Declaration<NpySource>& NpySource::Declared() {
   return declared;
 }
 
-StatusOr<std::unique_ptr<Source>> NpySource::Open(
-    OpenProgress* progress) const {
+OpenedSource NpySource::Open(OpenProgress* progress) const {
   std::vector<DataFiles> opened;
   std::vector<ArrayFeature> arrays;
   for (const auto& [name, patterns] : features) {

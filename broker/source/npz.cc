@@ -1,9 +1,8 @@
-#include "broker/source/npz.h"
-
 #include <algorithm>
 
 #include "broker/declare/declaration.h"
 #include "broker/source/arrays.h"
+#include "broker/source/kinds.h"
 #include "broker/source/zip_directory.h"
 
 namespace penstock {
@@ -67,8 +66,7 @@ const Declaration<NpzSource>& NpzSource::Declared() {
   return declared;
 }
 
-StatusOr<std::unique_ptr<Source>> NpzSource::Open(
-    OpenProgress* progress) const {
+OpenedSource NpzSource::Open(OpenProgress* progress) const {
   PENSTOCK_ASSIGN_OR_RETURN(DataFile only,
                             DataFile::Open(file, *progress->access));
   std::vector<DataFiles> files;

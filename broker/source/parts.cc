@@ -315,11 +315,10 @@ Status CheckSameFeatures(const Source& first, const Source& part) {
   return OkStatus();
 }
 
-StatusOr<std::unique_ptr<Source>> OpenParts(const std::string& kind,
-                                            const std::vector<PartSpec>& specs,
-                                            OpenProgress* progress,
-                                            const FunctionOptions& functions,
-                                            Combine combine) {
+OpenedSource OpenParts(const std::string& kind,
+                       const std::vector<PartSpec>& specs,
+                       OpenProgress* progress, const FunctionOptions& functions,
+                       Combine combine) {
   Sources parts;
   Concatenation places;
   std::vector<std::vector<SelectSpec>> selects;
@@ -476,10 +475,9 @@ Status CheckPartKeys(const YamlValue& value, const std::vector<PartSpec>& parts,
   return OkStatus();
 }
 
-StatusOr<std::unique_ptr<Source>> OpenPart(const PartSpec& spec,
-                                           const std::string& path,
-                                           OpenProgress* progress,
-                                           const FunctionOptions& functions) {
+OpenedSource OpenPart(const PartSpec& spec, const std::string& path,
+                      OpenProgress* progress,
+                      const FunctionOptions& functions) {
   auto part = OpenSource(spec.source, progress, functions);
   const Status status = part.ok() ? (*part)->CheckAlike() : part.status();
   if (!status.ok()) return AtPath(path + ".source", status);
@@ -519,8 +517,8 @@ const Declaration<ConcatSource>& ConcatSource::Declared() {
   return declared;
 }
 
-StatusOr<std::unique_ptr<Source>> ConcatSource::Open(
-    OpenProgress* progress, const FunctionOptions& functions) const {
+OpenedSource ConcatSource::Open(OpenProgress* progress,
+                                const FunctionOptions& functions) const {
   return OpenParts("concat", parts, progress, functions,
                    [](auto orders, const OrderBudget&) {
                      return Concatenate(std::move(orders));
@@ -586,8 +584,8 @@ const Declaration<MixSource>& MixSource::Declared() {
   return declared;
 }
 
-StatusOr<std::unique_ptr<Source>> MixSource::Open(
-    OpenProgress* progress, const FunctionOptions& functions) const {
+OpenedSource MixSource::Open(OpenProgress* progress,
+                             const FunctionOptions& functions) const {
   std::vector<double> first;
   for (const PartSpec& part : parts) first.push_back(part.weight);
   std::vector<MixWeights> weights;

@@ -1,9 +1,8 @@
-#include "broker/source/range.h"
-
 #include <cstring>
 #include <limits>
 
 #include "broker/declare/declaration.h"
+#include "broker/source/kinds.h"
 
 namespace penstock {
 namespace {
@@ -100,7 +99,7 @@ const Declaration<RangeSource>& RangeSource::Declared() {
   return declared;
 }
 
-StatusOr<std::unique_ptr<Source>> RangeSource::Open(OpenProgress*) const {
+OpenedSource RangeSource::Open(OpenProgress*) const {
   return std::unique_ptr<Source>(new Range(*this, LastRecord(*this) + 1));
 }
 

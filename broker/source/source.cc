@@ -6,9 +6,8 @@
 
 namespace penstock {
 
-StatusOr<std::unique_ptr<Source>> OpenSource(const SourceSpec& spec,
-                                             OpenProgress* progress,
-                                             const FunctionOptions& functions) {
+OpenedSource OpenSource(const SourceSpec& spec, OpenProgress* progress,
+                        const FunctionOptions& functions) {
   OpenProgress unwatched;
   if (progress == nullptr) progress = &unwatched;
   return std::visit(

@@ -183,5 +183,7 @@ class Source {
   virtual std::string fingerprint() const { return {}; }
 };
 
+using OpenedSource = StatusOr<std::unique_ptr<Source>>;
+
 }  // namespace penstock
 #endif  // BROKER_SOURCE_SOURCE_H_

@@ -1,8 +1,7 @@
 // Describes the rows; the rows themselves belong to one job, not to the dataset
 // (broker/stream/stream.h).
-#include "broker/source/stream.h"
-
 #include "broker/declare/declaration.h"
+#include "broker/source/kinds.h"
 
 namespace penstock {
 namespace {
@@ -56,7 +55,7 @@ const Declaration<StreamSource>& StreamSource::Declared() {
   return declared;
 }
 
-StatusOr<std::unique_ptr<Source>> StreamSource::Open(OpenProgress*) const {
+OpenedSource StreamSource::Open(OpenProgress*) const {
   return std::unique_ptr<Source>(new Stream(*this));
 }
 

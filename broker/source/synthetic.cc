@@ -1,5 +1,14 @@
-#include "broker/source/synthetic.h"
-
+// The formula. Mix is the output function of SplitMix64 (Steele, Lea, Flood:
+// Fast Splittable Pseudorandom Number Generators, 2014). Feature f of record r
+// is the stream of 64-bit words, little-endian,
+//
+//   word[k] = Mix(Mix(Mix(r) + f) + (k + 1) * 0x9e3779b97f4a7c15)
+//
+// for k = 0, 1, ..., cut to the feature's bytes. An integer dtype uses these
+// bytes as they are, a bool the lowest bit of each. A float reads each value's
+// bytes as an unsigned number u of b bits and becomes (u >> (b - p)) * 2^-p,
+// where p is its number of significant bits (float64 53, float32 24, float16
+// 11, bfloat16 8): exact, uniform in [0, 1), never NaN.
 #include <time.h>
 
 #include <bit>
@@ -7,6 +16,7 @@
 
 #include "broker/declare/declaration.h"
 #include "broker/io/read.h"
+#include "broker/source/kinds.h"
 #include "common/hash.h"
 
 namespace penstock {
@@ -157,7 +167,7 @@ const Declaration<SyntheticSource>& SyntheticSource::Declared() {
   return declared;
 }
 
-StatusOr<std::unique_ptr<Source>> SyntheticSource::Open(OpenProgress*) const {
+OpenedSource SyntheticSource::Open(OpenProgress*) const {
   uint64_t bytes = 0;
   for (const Feature& feature : features) {
     const uint64_t row_bytes = feature.RowBytes();

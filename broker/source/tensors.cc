@@ -1,8 +1,7 @@
-#include "broker/source/tensors.h"
-
 #include <nlohmann/json.hpp>
 
 #include "broker/declare/declaration.h"
+#include "broker/source/kinds.h"
 #include "broker/source/tensor_values.h"
 #include "common/quantity.h"
 
@@ -127,7 +126,7 @@ const Declaration<TensorsSource>& TensorsSource::Declared() {
   return declared;
 }
 
-StatusOr<std::unique_ptr<Source>> TensorsSource::Open(OpenProgress*) const {
+OpenedSource TensorsSource::Open(OpenProgress*) const {
   return std::unique_ptr<Source>(new Tensors(*this));
 }
 

@@ -1,7 +1,5 @@
 // The files are read once when they are opened, to find their lines. A line
 // ends at "\n" or "\r\n"; the last one may lack it.
-#include "broker/source/text_lines.h"
-
 #include <unistd.h>
 
 #include <algorithm>
@@ -10,6 +8,7 @@
 #include "broker/declare/declaration.h"
 #include "broker/index/index.h"
 #include "broker/io/read.h"
+#include "broker/source/kinds.h"
 #include "broker/source/text_scan.h"
 #include "common/quantity.h"
 
@@ -56,7 +55,7 @@ class TextLines final : public Source {
  public:
   TextLines(const TextLinesSource& spec, Index index)
       : max_bytes_(spec.max_bytes),
-        cuts_(spec.longer == TextLinesSource::Longer::kCut),
+        cuts_(spec.longer == LongerText::kCut),
         index_(std::move(index)),
         longer_(FindLongLines(index_, max_bytes_)),
         raw_spec_(
@@ -158,17 +157,14 @@ const Declaration<TextLinesSource>& TextLinesSource::Declared() {
                     WholeNumber<uint64_t>(1, kMaxBytesMax),
                     "room for a line in each row; `longer` says what becomes "
                     "of a longer line")
-          .Optional(
-              "longer", &TextLinesSource::longer,
-              Words<Longer>({{"fail", Longer::kFail}, {"cut", Longer::kCut}}),
-              "a line of more than max_bytes is an error of its sample "
-              "(on_error applies), or loses its end, perhaps within a "
-              "character; `penstock check` counts them");
+          .Optional("longer", &TextLinesSource::longer, LongerTextType(),
+                    "a line of more than max_bytes is an error of its sample "
+                    "(on_error applies), or loses its end, perhaps within a "
+                    "character; `penstock check` counts them");
   return declared;
 }
 
-StatusOr<std::unique_ptr<Source>> TextLinesSource::Open(
-    OpenProgress* progress) const {
+OpenedSource TextLinesSource::Open(OpenProgress* progress) const {
   PENSTOCK_ASSIGN_OR_RETURN(
       Index index,
       Index::Open(files, {.kind = "text_lines", .scan = FindLines}, progress));

@@ -1,5 +1,6 @@
-#include "broker/source/tfrecord.h"
-
+// A record is: length u64, its masked CRC-32C u32, data, its masked CRC-32C u32
+// (tensorflow/core/lib/io/record_writer.h). The scan reads lengths and checks
+// their checksums; a read checks the data's.
 #include <algorithm>
 #include <cstring>
 
@@ -8,6 +9,7 @@
 #include "broker/index/index.h"
 #include "broker/io/read.h"
 #include "broker/source/example_features.h"
+#include "broker/source/kinds.h"
 #include "common/quantity.h"
 
 namespace penstock {
@@ -205,8 +207,7 @@ const Declaration<TfrecordSource>& TfrecordSource::Declared() {
   return declared;
 }
 
-StatusOr<std::unique_ptr<Source>> TfrecordSource::Open(
-    OpenProgress* progress) const {
+OpenedSource TfrecordSource::Open(OpenProgress* progress) const {
   PENSTOCK_ASSIGN_OR_RETURN(
       Index index,
       Index::Open(files, {.kind = "tfrecord", .scan = FindTfrecords},

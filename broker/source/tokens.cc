@@ -1,6 +1,4 @@
 // Where a sequence is follows from its number: nothing is kept in memory.
-#include "broker/source/tokens.h"
-
 #include <algorithm>
 #include <bit>
 #include <cstring>
@@ -10,6 +8,7 @@
 #include "broker/index/fingerprint.h"
 #include "broker/io/read.h"
 #include "broker/source/concatenation.h"
+#include "broker/source/kinds.h"
 #include "broker/source/npy_header.h"
 
 namespace penstock {
@@ -275,8 +274,7 @@ const Declaration<TokensSource>& TokensSource::Declared() {
   return declared;
 }
 
-StatusOr<std::unique_ptr<Source>> TokensSource::Open(
-    OpenProgress* progress) const {
+OpenedSource TokensSource::Open(OpenProgress* progress) const {
   PENSTOCK_ASSIGN_OR_RETURN(DataFiles opened,
                             DataFiles::Open(files, *progress));
   std::vector<FileTokens> found;

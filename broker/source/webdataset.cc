@@ -1,8 +1,6 @@
 // What is a sample, and which member has which name, is as in webdataset
 // (github.com/webdataset/webdataset, tariterators), but for one thing: the
 // members of a sample need not be neighbours within their file.
-#include "broker/source/webdataset.h"
-
 #include <algorithm>
 #include <array>
 #include <charconv>
@@ -14,6 +12,7 @@
 #include "broker/declare/declaration.h"
 #include "broker/index/index.h"
 #include "broker/io/read.h"
+#include "broker/source/kinds.h"
 #include "broker/source/npy_header.h"
 #include "broker/source/tar_scan.h"
 #include "common/printable.h"
@@ -589,8 +588,7 @@ const Declaration<WebdatasetSource>& WebdatasetSource::Declared() {
   return declared;
 }
 
-StatusOr<std::unique_ptr<Source>> WebdatasetSource::Open(
-    OpenProgress* progress) const {
+OpenedSource WebdatasetSource::Open(OpenProgress* progress) const {
   if (features.empty()) return AskFeaturesError(files, progress);
   const RecordScanner scanner = {
       .kind = "webdataset",

@@ -1,5 +1,3 @@
-#include "broker/source/zip.h"
-
 #include <algorithm>
 #include <limits>
 #include <utility>
@@ -8,6 +6,7 @@
 #include "broker/declare/spec_path.h"
 #include "broker/index/fingerprint.h"
 #include "broker/plan/select.h"
+#include "broker/source/kinds.h"
 #include "broker/source/parts.h"
 #include "broker/source/selection.h"
 #include "common/quantity.h"
@@ -253,8 +252,8 @@ const Declaration<ZipSource>& ZipSource::Declared() {
   return declared;
 }
 
-StatusOr<std::unique_ptr<Source>> ZipSource::Open(
-    OpenProgress* progress, const FunctionOptions& functions) const {
+OpenedSource ZipSource::Open(OpenProgress* progress,
+                             const FunctionOptions& functions) const {
   std::vector<ZippedPart> opened;
   RawSpec raw_spec;
   for (size_t i = 0; i < parts.size(); ++i) {
