@@ -179,7 +179,7 @@ struct TokensSource {
   OpenedSource Open(OpenProgress* progress) const;
 };
 
-// ---- npy.cc
+// ---- arrays.cc
 
 // Rows of NumPy's arrays, one or several files for each feature.
 struct NpySource {
@@ -190,8 +190,6 @@ struct NpySource {
   static const Declaration<NpySource>& Declared();
   OpenedSource Open(OpenProgress* progress) const;
 };
-
-// ---- npz.cc
 
 // Rows of the arrays in a file of numpy.savez.
 struct NpzSource {

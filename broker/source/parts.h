@@ -2,11 +2,13 @@
 #ifndef BROKER_SOURCE_PARTS_H_
 #define BROKER_SOURCE_PARTS_H_
 
+#include <memory>
 #include <string>
-#include <string_view>
+#include <utility>
 #include <vector>
 
 #include "broker/source/kinds.h"
+#include "broker/source/selection.h"
 
 namespace penstock {
 
@@ -21,10 +23,40 @@ Status CheckPartKeys(const YamlValue& value, const std::vector<PartSpec>& parts,
 // Its own parts, if it has any, have to be alike. path: of the part.
 OpenedSource OpenPart(const PartSpec& spec, const std::string& path,
                       OpenProgress* progress, const FunctionOptions& functions);
-// What the parts say, each text once.
-std::string JoinedTexts(const std::vector<const Source*>& parts,
-                        std::string (Source::*text)() const,
-                        std::string_view between);
+struct OpenedPart {
+  std::unique_ptr<Source> source;
+  Selection selection;
+  // A zip's part: its records, and what the names of its features begin with.
+  std::unique_ptr<Order> order;
+  std::string prefix;
+
+  uint64_t RecordOf(uint64_t row) const { return order->At(row, 0, {}).record; }
+};
+
+// What depends on the parts alone, not on how their records become those of
+// all.
+class SourceOfParts : public Source {
+ public:
+  uint64_t memory_bytes() const override;
+  bool Changed() const override;
+  std::string io() const override { return Joined(&Source::io, ", "); }
+  std::string left_out() const override {
+    return Joined(&Source::left_out, "; ");
+  }
+  void AddDigests(FileDigests* digests) const override;
+  void AddTimes(Fingerprint* to) const override;
+
+ protected:
+  explicit SourceOfParts(std::vector<OpenedPart> parts)
+      : parts_(std::move(parts)) {}
+  const std::vector<OpenedPart>& opened() const { return parts_; }
+  // What the parts say, each text once.
+  std::string Joined(std::string (Source::*text)() const,
+                     const char* between) const;
+
+ private:
+  const std::vector<OpenedPart> parts_;
+};
 
 }  // namespace penstock
 #endif  // BROKER_SOURCE_PARTS_H_

@@ -284,11 +284,7 @@ class PythonDataset final : public Source {
 
   uint64_t record_count() const override { return records_->length; }
   const RawSpec& raw_spec() const override { return records_->features; }
-  uint64_t memory_bytes() const override { return 0; }
 
-  void Locate(uint64_t, ReadRequest* request) const override {
-    request->kind = ReadRequest::Kind::kNone;
-  }
   Status Unpack(uint64_t record, const ReadBytes&, std::vector<std::byte>*,
                 RawRecord*) const override {
     return InternalError("{} is made by a process", Describe(record));

@@ -16,11 +16,6 @@ class Range final : public Source {
 
   uint64_t record_count() const override { return records_; }
   const RawSpec& raw_spec() const override { return raw_spec_; }
-  uint64_t memory_bytes() const override { return 0; }
-
-  void Locate(uint64_t, ReadRequest* request) const override {
-    request->kind = ReadRequest::Kind::kNone;
-  }
 
   Status Unpack(uint64_t record, const ReadBytes&,
                 std::vector<std::byte>* scratch,

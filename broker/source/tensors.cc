@@ -24,10 +24,6 @@ class Tensors final : public Source {
   const RawSpec& raw_spec() const override { return raw_spec_; }
   uint64_t memory_bytes() const override { return memory_bytes_; }
 
-  void Locate(uint64_t, ReadRequest* request) const override {
-    request->kind = ReadRequest::Kind::kNone;
-  }
-
   Status Unpack(uint64_t record, const ReadBytes&, std::vector<std::byte>*,
                 RawRecord* raw) const override {
     raw->resize(tensors_.size());
