@@ -38,7 +38,7 @@
 #include "bench/job_ranks.h"
 #include "bench/side_by_side.h"
 #include "broker/index/crc32c.h"
-#include "broker/source/example_features.h"
+#include "broker/source/example.h"
 #include "tests/support/broker_process.h"
 
 namespace penstock {

@@ -31,7 +31,7 @@
 #include "broker/registry/job_table.h"
 #include "broker/sandbox/program_launcher.h"
 #include "broker/sandbox/sandbox.h"
-#include "broker/source/python_dataset.h"
+#include "broker/source/kinds.h"
 #include "broker/spec/dataset_spec.h"
 #include "broker/spec/describe.h"
 #include "broker/transform/row_function.h"

@@ -6,8 +6,6 @@
 #include <optional>
 #include <string>
 
-#include "broker/declare/value_type.h"
-
 namespace penstock {
 
 template <typename T>

@@ -94,10 +94,6 @@ bool WriteAll(int fd, uint64_t at, std::span<const std::byte> bytes) {
   return true;
 }
 
-std::span<std::byte> WritableBytes(std::vector<uint64_t>& words, size_t count) {
-  return std::as_writable_bytes(std::span(words).first(count));
-}
-
 // A regular file, its bytes.
 StatusOr<uint64_t> BytesOf(const Fd& fd, const std::string& path) {
   struct stat st;
@@ -138,22 +134,29 @@ std::string DifferenceOf(const std::string& here, const std::string& there) {
   return "rows of another version of Penstock";
 }
 
-ZSTD_CCtx* PackerOf(CacheScratch* scratch) {
-  if (scratch->packer == nullptr) {
-    scratch->packer = {ZSTD_createCCtx(), [](void* context) {
-                         ZSTD_freeCCtx(static_cast<ZSTD_CCtx*>(context));
-                       }};
-  }
-  return static_cast<ZSTD_CCtx*>(scratch->packer.get());
+// The context that a worker keeps, made when it is first wanted.
+template <typename Context>
+Context* ContextIn(std::shared_ptr<void>* kept, Context* (*make)(),
+                   size_t (*free)(Context*)) {
+  if (*kept == nullptr) *kept = std::shared_ptr<Context>(make(), free);
+  return static_cast<Context*>(kept->get());
 }
 
-ZSTD_DCtx* UnpackerOf(CacheScratch* scratch) {
-  if (scratch->unpacker == nullptr) {
-    scratch->unpacker = {ZSTD_createDCtx(), [](void* context) {
-                           ZSTD_freeDCtx(static_cast<ZSTD_DCtx*>(context));
-                         }};
+// Calls visit(first, words) for the places of all records; false: they end
+// before.
+template <typename Visit>
+bool ForEachPlaces(int index, uint64_t places_at, uint64_t records,
+                   const Visit& visit) {
+  std::vector<uint64_t> words(std::min<uint64_t>(records, kPlacesAtOnce));
+  for (uint64_t first = 0; first < records; first += words.size()) {
+    words.resize(std::min<uint64_t>(words.size(), records - first));
+    if (!ReadAll(index, places_at + RowCache::PlacesBytes(first),
+                 std::as_writable_bytes(std::span(words)))) {
+      return false;
+    }
+    visit(first, std::span<const uint64_t>(words));
   }
-  return static_cast<ZSTD_DCtx*>(scratch->unpacker.get());
+  return true;
 }
 
 }  // namespace
@@ -337,18 +340,11 @@ DiskCache::~DiskCache() = default;
 Status DiskCache::LoadPlaces(uint64_t entries_bytes) {
   const uint64_t granules = entries_bytes / kGranule;
   Fingerprint digest("places");
-  std::vector<uint64_t> words(std::min<uint64_t>(records(), kPlacesAtOnce));
+  uint64_t loaded = 0;
   uint64_t placed = 0;
-  for (uint64_t first = 0; first < records(); first += words.size()) {
-    const size_t count = static_cast<size_t>(
-        std::min<uint64_t>(words.size(), records() - first));
-    if (!ReadAll(index_.get(), places_at_ + PlacesBytes(first),
-                 WritableBytes(words, count))) {
-      return DataLossError("{}: its index ends at record {}: remove it", path_,
-                           first);
-    }
-    digest.Add(std::as_bytes(std::span(words).first(count)));
-    for (size_t i = 0; i < count; ++i) {
+  const auto load = [&](uint64_t first, std::span<const uint64_t> words) {
+    digest.Add(std::as_bytes(words));
+    for (size_t i = 0; i < words.size(); ++i) {
       uint64_t word = words[i];
       if (word > kFailed) {
         const Place place = PlaceOf(word);
@@ -365,6 +361,11 @@ Status DiskCache::LoadPlaces(uint64_t entries_bytes) {
       // Relaxed: no worker has the cache yet.
       places()[first + i].store(word, std::memory_order_relaxed);
     }
+    loaded = first + words.size();
+  };
+  if (!ForEachPlaces(index_.get(), places_at_, records(), load)) {
+    return DataLossError("{}: its index ends at record {}: remove it", path_,
+                         loaded);
   }
   left_.store(records() - placed, std::memory_order_relaxed);
   used_.store((entries_bytes + kGranule - 1) / kGranule,
@@ -435,9 +436,9 @@ Status DiskCache::Unpack(uint64_t record, std::span<const std::byte> bytes,
     if (scratch->entry.size() < header.bytes) {
       scratch->entry.resize(header.bytes);
     }
-    const size_t unpacked =
-        ZSTD_decompressDCtx(UnpackerOf(scratch), scratch->entry.data(),
-                            header.bytes, payload.data(), payload.size());
+    const size_t unpacked = ZSTD_decompressDCtx(
+        ContextIn(&scratch->unpacker, ZSTD_createDCtx, ZSTD_freeDCtx),
+        scratch->entry.data(), header.bytes, payload.data(), payload.size());
     if (unpacked != header.bytes) return damaged("it cannot be decompressed");
     entry = std::span(scratch->entry).first(header.bytes);
   }
@@ -464,7 +465,8 @@ std::optional<RowCache::Place> DiskCache::Write(uint64_t record,
     scratch->packed.resize(std::max<size_t>(scratch->packed.size(),
                                             sizeof(header) + bound + kGranule));
     const size_t packed = ZSTD_compressCCtx(
-        PackerOf(scratch), scratch->packed.data() + sizeof(header), bound,
+        ContextIn(&scratch->packer, ZSTD_createCCtx, ZSTD_freeCCtx),
+        scratch->packed.data() + sizeof(header), bound,
         entry->data() + sizeof(header), *bytes, static_cast<int>(*zstd_));
     if (ZSTD_isError(packed) == 0 && packed < *bytes) {
       header.stored = static_cast<uint32_t>(packed);
@@ -544,18 +546,13 @@ void DiskCache::Seal() {
   Header header = *header_;
   struct stat st;
   Fingerprint digest("places");
-  std::vector<uint64_t> words(
-      std::min<uint64_t>(header.records, kPlacesAtOnce));
-  bool sealed = fdatasync(entries_file_.get()) == 0 &&
-                fstat(entries_file_.get(), &st) == 0;
-  for (uint64_t first = 0; sealed && first < header.records;
-       first += words.size()) {
-    const size_t count = static_cast<size_t>(
-        std::min<uint64_t>(words.size(), header.records - first));
-    sealed = ReadAll(index_.get(), places_at_ + PlacesBytes(first),
-                     WritableBytes(words, count));
-    digest.Add(std::as_bytes(std::span(words).first(count)));
-  }
+  bool sealed =
+      fdatasync(entries_file_.get()) == 0 &&
+      fstat(entries_file_.get(), &st) == 0 &&
+      ForEachPlaces(index_.get(), places_at_, header.records,
+                    [&digest](uint64_t, std::span<const uint64_t> words) {
+                      digest.Add(std::as_bytes(words));
+                    });
   // The places first: the header vouches for them.
   if (sealed && fsync(index_.get()) == 0) {
     header.complete = 1;

@@ -9,6 +9,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstdlib>
+#include <utility>
 
 #include "broker/io/file_error.h"
 #include "common/format.h"
@@ -38,18 +39,17 @@ bool WriteAll(int fd, std::span<const std::byte> bytes) {
 }  // namespace
 
 std::string CacheFolder() {
-  if (std::string path = PathVariable("PENSTOCK_CACHE_DIR"); !path.empty()) {
-    return path;
+  constexpr std::pair<const char*, const char*> kPlaces[] = {
+      {"PENSTOCK_CACHE_DIR", ""},
+      {"CACHE_DIRECTORY", ""},
+      {"XDG_CACHE_HOME", "/penstock"},
+      {"HOME", "/.cache/penstock"}};
+  for (const auto& [variable, below] : kPlaces) {
+    if (const std::string path = PathVariable(variable); !path.empty()) {
+      return path + below;
+    }
   }
-  if (std::string path = PathVariable("CACHE_DIRECTORY"); !path.empty()) {
-    return path;
-  }
-  if (std::string path = PathVariable("XDG_CACHE_HOME"); !path.empty()) {
-    return path + "/penstock";
-  }
-  std::string home = PathVariable("HOME");
-  if (home.empty()) return "";
-  return home + "/.cache/penstock";
+  return "";
 }
 
 void MakeFolderOf(const std::string& file) {

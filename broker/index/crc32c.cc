@@ -1,7 +1,8 @@
 #include "broker/index/crc32c.h"
 
 #include <array>
-#include <cstring>
+
+#include "broker/index/values.h"
 
 #if defined(__aarch64__)
 #include <arm_acle.h>
@@ -28,12 +29,6 @@ constexpr std::array<uint32_t, 256> MakeTable() {
 }
 constexpr std::array<uint32_t, 256> kTable = MakeTable();
 
-uint64_t WordAt(const std::byte* bytes) {
-  uint64_t word;
-  std::memcpy(&word, bytes, sizeof(word));
-  return word;
-}
-
 #if defined(__x86_64__)
 bool HasInstruction() { return __builtin_cpu_supports("sse4.2"); }
 
@@ -42,7 +37,7 @@ __attribute__((target("sse4.2"))) uint32_t ByInstruction(
     std::span<const std::byte> bytes) {
   uint64_t crc = UINT32_MAX;
   for (; bytes.size() >= 8; bytes = bytes.subspan(8)) {
-    crc = _mm_crc32_u64(crc, WordAt(bytes.data()));
+    crc = _mm_crc32_u64(crc, ValueAt<uint64_t>(bytes.data()));
   }
   auto rest = static_cast<uint32_t>(crc);
   for (const std::byte byte : bytes) {
@@ -60,7 +55,7 @@ __attribute__((target("+crc"))) uint32_t ByInstruction(
     std::span<const std::byte> bytes) {
   uint32_t crc = UINT32_MAX;
   for (; bytes.size() >= 8; bytes = bytes.subspan(8)) {
-    crc = __crc32cd(crc, WordAt(bytes.data()));
+    crc = __crc32cd(crc, ValueAt<uint64_t>(bytes.data()));
   }
   for (const std::byte byte : bytes) {
     crc = __crc32cb(crc, std::to_integer<uint8_t>(byte));

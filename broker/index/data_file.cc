@@ -10,10 +10,10 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <cstring>
 
 #include "broker/declare/value_type.h"
 #include "broker/index/fingerprint.h"
+#include "broker/index/values.h"
 #include "broker/io/file_error.h"
 #include "broker/io/read.h"
 #include "broker/memory/available_memory.h"
@@ -41,12 +41,6 @@ int64_t ModifiedNs(const struct stat& st) {
   return st.st_mtim.tv_sec * int64_t{1'000'000'000} + st.st_mtim.tv_nsec;
 }
 
-uint32_t WordAt(const std::byte* bytes, size_t at) {
-  uint32_t word;
-  std::memcpy(&word, bytes + at, sizeof(word));
-  return word;
-}
-
 }  // namespace
 
 ValueType<Io> IoType() {
@@ -65,9 +59,10 @@ uint32_t DirectAlignment(int fd) {
   alignas(8) std::byte statx_bytes[kStatxBytes] = {};
   if (syscall(SYS_statx, fd, "", AT_EMPTY_PATH, STATX_DIOALIGN, statx_bytes) ==
           0 &&
-      (WordAt(statx_bytes, kMaskAt) & STATX_DIOALIGN) != 0) {
-    const uint32_t align = std::max(WordAt(statx_bytes, kMemoryAlignAt),
-                                    WordAt(statx_bytes, kOffsetAlignAt));
+      (ValueAt<uint32_t>(&statx_bytes[kMaskAt]) & STATX_DIOALIGN) != 0) {
+    const uint32_t align =
+        std::max(ValueAt<uint32_t>(&statx_bytes[kMemoryAlignAt]),
+                 ValueAt<uint32_t>(&statx_bytes[kOffsetAlignAt]));
     return align <= kUsualAlign ? align : 0;
   }
   // The kernel does not report it: try.
@@ -190,9 +185,7 @@ StatusOr<uint64_t> DataFile::Read(uint64_t offset, std::span<std::byte> into,
   constexpr uint64_t kChunkBytes = 1 << 20;
   uint64_t done = 0;
   while (done < into.size()) {
-    if (progress->cancel.load(std::memory_order_relaxed)) {
-      return CancelledError("{}: opening was cancelled", path_);
-    }
+    PENSTOCK_RETURN_IF_ERROR(progress->CheckCancelled(path_));
     const ssize_t got = pread(fd_, into.data() + done,
                               std::min(kChunkBytes, into.size() - done),
                               static_cast<off_t>(offset + done));
@@ -202,6 +195,15 @@ StatusOr<uint64_t> DataFile::Read(uint64_t offset, std::span<std::byte> into,
     done += static_cast<uint64_t>(got);
   }
   return done;
+}
+
+Status WholeFiles::Ask(const std::string& path, Io io) {
+  const StatusOr<Fd> fd = access_->Open(path, O_NONBLOCK);
+  if (!fd.ok()) return OkStatus();  // its read will report the error
+  nowait_ = SupportsNowait(fd->get());
+  if (io == Io::kDirect) align_ = DirectAlignment(fd->get());
+  return io == Io::kDirect && align_ == 0 ? NoDirectReadsError(path)
+                                          : OkStatus();
 }
 
 }  // namespace penstock

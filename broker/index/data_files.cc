@@ -14,9 +14,7 @@ StatusOr<DataFiles> DataFiles::Open(const FilePatterns& patterns,
                             patterns.Expand(*progress.access));
   std::vector<std::optional<DataFile>> opened(paths.size());
   PENSTOCK_RETURN_IF_ERROR(InParallel(paths.size(), [&](size_t i) -> Status {
-    if (progress.cancel.load(std::memory_order_relaxed)) {
-      return CancelledError("{}: opening was cancelled", paths[i]);
-    }
+    PENSTOCK_RETURN_IF_ERROR(progress.CheckCancelled(paths[i]));
     PENSTOCK_ASSIGN_OR_RETURN(DataFile file,
                               DataFile::Open(paths[i], *progress.access));
     opened[i].emplace(std::move(file));

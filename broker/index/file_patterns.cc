@@ -7,12 +7,11 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <charconv>
 #include <filesystem>
 #include <nlohmann/json.hpp>
 #include <optional>
 
-#include "broker/io/file_error.h"
+#include "broker/index/values.h"
 #include "common/text_file.h"
 
 namespace penstock {
@@ -43,28 +42,21 @@ std::optional<std::vector<std::string>> Alternatives(std::string_view inside) {
   }
   const size_t dots = inside.find("..");
   if (dots == std::string_view::npos) return std::nullopt;
-  const auto number = [](std::string_view text) -> std::optional<uint64_t> {
-    uint64_t value = 0;
-    const auto [end, error] =
-        std::from_chars(text.data(), text.data() + text.size(), value);
-    if (error != std::errc() || end != text.data() + text.size()) {
-      return std::nullopt;
-    }
-    return value;
-  };
   const std::string_view from = inside.substr(0, dots);
   const std::string_view to = inside.substr(dots + 2);
-  const std::optional<uint64_t> first = number(from);
-  const std::optional<uint64_t> last = number(to);
-  if (!first || !last) return std::nullopt;
-  const uint64_t steps = *first < *last ? *last - *first : *first - *last;
+  uint64_t first = 0;
+  uint64_t last = 0;
+  if (!ParseNumber(from, &first) || !ParseNumber(to, &last)) {
+    return std::nullopt;
+  }
+  const uint64_t steps = first < last ? last - first : first - last;
   if (steps >= kFilesMax) return all;
   const bool padded =
       (from.size() > 1 && from[0] == '0') || (to.size() > 1 && to[0] == '0');
   const size_t width = padded ? std::max(from.size(), to.size()) : 0;
   for (uint64_t i = 0; i <= steps; ++i) {
     all.push_back(
-        Format("{:0{}}", *first < *last ? *first + i : *first - i, width));
+        Format("{:0{}}", first < last ? first + i : first - i, width));
   }
   return all;
 }

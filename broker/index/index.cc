@@ -20,14 +20,11 @@ constexpr uint64_t kPlaceBytes = sizeof(uint64_t) + sizeof(uint32_t);
 // From its cache, else scanned.
 Status FindRecords(const DataFile& file, const RecordScanner& scanner,
                    OpenProgress* progress, FileRecords* records) {
-  if (progress->cancel.load(std::memory_order_relaxed)) {
-    return CancelledError("{}: opening was cancelled", file.path());
-  }
+  PENSTOCK_RETURN_IF_ERROR(progress->CheckCancelled(file.path()));
   PENSTOCK_ASSIGN_OR_RETURN(const bool cached,
                             ReadIndexCache(file, scanner, *progress, records));
   if (cached) {
-    progress->done.fetch_add(file.bytes(),
-                             std::memory_order_relaxed);  // only displayed
+    progress->CountDone(file.bytes());
     return OkStatus();
   }
   const int64_t begin_ns = RealTimeNs();
@@ -61,10 +58,7 @@ Status RecordSink::Grow() {
   return OkStatus();
 }
 
-ScannedFile::~ScannedFile() {
-  progress_->done.fetch_add(file_.bytes() - reported_,
-                            std::memory_order_relaxed);  // only displayed
-}
+ScannedFile::~ScannedFile() { progress_->CountDone(file_.bytes() - reported_); }
 
 StatusOr<std::span<const std::byte>> ScannedFile::At(uint64_t offset,
                                                      size_t bytes) {
@@ -72,9 +66,7 @@ StatusOr<std::span<const std::byte>> ScannedFile::At(uint64_t offset,
       bytes <= size_ - (offset - begin_)) {
     return std::span<const std::byte>(buffer_).subspan(offset - begin_, bytes);
   }
-  if (progress_->cancel.load(std::memory_order_relaxed)) {
-    return CancelledError("{}: opening was cancelled", path());
-  }
+  PENSTOCK_RETURN_IF_ERROR(progress_->CheckCancelled(path()));
   const bool near = offset >= begin_ && offset - begin_ <= size_ + block_;
   block_ = near ? std::clamp(2 * block_, kBlockBytesMin, kBlockBytesMax)
                 : kBlockBytesMin;
@@ -97,8 +89,7 @@ StatusOr<std::span<const std::byte>> ScannedFile::At(uint64_t offset,
     size_ += static_cast<size_t>(got);
   }
   const uint64_t done = std::max(reported_, offset);
-  progress_->done.fetch_add(done - reported_,
-                            std::memory_order_relaxed);  // only displayed
+  progress_->CountDone(done - reported_);
   reported_ = done;
   return std::span<const std::byte>(buffer_).first(bytes);
 }
@@ -122,12 +113,11 @@ StatusOr<Index> Index::Open(DataFiles files, const RecordScanner& scanner,
         return FindRecords(index.files_[i], scanner, progress,
                            &index.of_file_[i]);
       }));
-  uint64_t records = 0;
-  index.ends_.reserve(index.files_.size());
   for (const FileRecords& each : index.of_file_) {
-    index.ends_.push_back(records += each.offsets.size() / scanner.places);
+    PENSTOCK_RETURN_IF_ERROR(
+        index.records_.Append(each.offsets.size() / scanner.places));
   }
-  if (records == 0) {
+  if (index.records() == 0) {
     return InvalidArgumentError("{}: no record in {}{}", scanner.kind,
                                 index.files_[0].path(),
                                 index.files_.size() == 1 ? "" : " and others");
@@ -154,7 +144,7 @@ Index::OddEnds Index::odd_ends() const {
 }
 
 uint64_t Index::memory_bytes() const {
-  uint64_t bytes = ends_.capacity() * sizeof(uint64_t);
+  uint64_t bytes = files_.size() * sizeof(uint64_t);  // of records_
   for (const FileRecords& each : of_file_) {
     bytes += each.offsets.capacity() * sizeof(uint64_t) +
              each.bytes.capacity() * sizeof(uint32_t);
@@ -172,14 +162,8 @@ std::string Index::fingerprint() const {
   return fingerprint.Hex();
 }
 
-Index::Place Index::PlaceOf(uint64_t record) const {
-  const size_t file = static_cast<size_t>(
-      std::upper_bound(ends_.begin(), ends_.end(), record) - ends_.begin());
-  return {file, record - (file == 0 ? 0 : ends_[file - 1])};
-}
-
 Index::Record Index::At(uint64_t record) const {
-  const auto [file, number] = PlaceOf(record);
+  const auto [file, number] = records_.Find(record);
   const FileRecords& records = of_file_[file];
   return {&files_[file], number,
           std::span(records.offsets).subspan(number * places_, places_),

@@ -13,6 +13,7 @@
 #include <string>
 #include <vector>
 
+#include "broker/index/concatenation.h"
 #include "broker/index/data_files.h"
 #include "broker/index/fingerprint.h"
 #include "broker/index/open_progress.h"
@@ -123,7 +124,7 @@ class Index {
     return files_.ChooseIo(io, files_.total_bytes() / records());
   }
 
-  uint64_t records() const { return ends_.back(); }
+  uint64_t records() const { return records_.count(); }
   const DataFiles& files() const { return files_; }
   // Records that the scans left out.
   uint64_t left_out() const;
@@ -147,18 +148,12 @@ class Index {
   Record At(uint64_t record) const;
   // At(record) will be asked for soon: of many records each is a cache miss.
   void Expect(uint64_t record) const {
-    const auto [file, number] = PlaceOf(record);
+    const auto [file, number] = records_.Find(record);
     __builtin_prefetch(&of_file_[file].offsets[number * places_]);
     __builtin_prefetch(&of_file_[file].bytes[number * places_]);
   }
 
  private:
-  struct Place {
-    size_t file;
-    uint64_t number;  // in the file
-  };
-  Place PlaceOf(uint64_t record) const;
-
   Index(DataFiles files, const RecordScanner& scanner)
       : files_(std::move(files)),
         kind_(scanner.kind),
@@ -170,7 +165,7 @@ class Index {
   std::string options_;
   uint32_t places_;
   std::vector<FileRecords> of_file_;
-  std::vector<uint64_t> ends_;  // one past each file's last record
+  Concatenation records_;  // of the files
 };
 
 // What is known of each record: `file`, its path, and `bytes`, its size in it.

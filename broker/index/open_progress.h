@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <string>
 
 #include "broker/io/file_access.h"
 #include "common/status.h"
@@ -23,6 +24,16 @@ struct OpenProgress {
     return OkStatus();
   };
   std::shared_ptr<const FileAccess> access = FileAccess::OfBroker();
+
+  // Relaxed, both: a later call sees a cancellation, and counts are shown.
+  Status CheckCancelled(const std::string& what) const {
+    return cancel.load(std::memory_order_relaxed)
+               ? CancelledError("{}: opening was cancelled", what)
+               : OkStatus();
+  }
+  void CountDone(uint64_t more) {
+    done.fetch_add(more, std::memory_order_relaxed);
+  }
 };
 
 }  // namespace penstock

@@ -26,6 +26,11 @@ void ExpectCached(const ReadRequest& request);
 // False: not all of it is in the page cache; nothing is said of errors.
 bool ReadCached(const ReadRequest& request, bool mapped, std::byte* to);
 
+// Copies from a mapping. False: the file no longer has all of these bytes, or
+// the storage failed; some may have been copied. Takes SIGBUS over at its first
+// call; of other accesses it goes where it went before. Any thread.
+bool GuardedCopy(std::byte* to, const std::byte* mapped, size_t bytes);
+
 // The part's file is as long as its map.
 bool IsWhole(const ReadPart& part);
 

@@ -110,6 +110,7 @@ Status OpenError(int error, const std::string& path) {
 }
 
 Status ReadError(int error, const std::string& what, uint64_t offset) {
+  const std::string where = Format("{}: read at offset {}", what, offset);
   switch (error) {
     case EISDIR:  // open(2) accepts a folder, only read(2) refuses it
       return DataLossError("{} is a folder, wanted a regular file", what);
@@ -120,21 +121,17 @@ Status ReadError(int error, const std::string& what, uint64_t offset) {
     case ENODATA:    // md and dm: the sector is lost
     case ESPIPE:     // a FIFO or socket has no offsets
     case EINVAL:     // not a file that can be read
-      return DataLossError("{}: read at offset {}: {}", what, offset,
-                           ErrorText(error));
+      return DataLossError("{}: {}", where, ErrorText(error));
     case ESTALE:  // NFS: removed on the server while open
-      return NotFoundError("{}: read at offset {}: {}", what, offset,
-                           ErrorText(error));
+      return NotFoundError("{}: {}", where, ErrorText(error));
     case ETIMEDOUT:
     case EHOSTDOWN:
     case EHOSTUNREACH:
-      return UnavailableError("{}: read at offset {}: {}", what, offset,
-                              ErrorText(error));
+      return UnavailableError("{}: {}", where, ErrorText(error));
     case EAGAIN:  // given up after several tries: the kernel has no memory
-      return ResourceExhaustedError("{}: read at offset {}: {}", what, offset,
-                                    ErrorText(error));
+      return ResourceExhaustedError("{}: {}", where, ErrorText(error));
     default:
-      return ErrnoError(error, Format("{}: read at offset {}", what, offset));
+      return ErrnoError(error, where);
   }
 }
 

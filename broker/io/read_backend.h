@@ -119,6 +119,8 @@ StatusOr<std::span<const std::byte>> ReadFile(const ReadPart& part,
 
 // DataLoss for a file of more than kRecordBytesMax bytes.
 Status FileTooLargeError(const std::string& path, uint64_t bytes);
+// The same, or that of a file that is not regular; else OK. As of stat(2).
+Status CheckFile(const std::string& path, unsigned mode, uint64_t bytes);
 // DataLoss for a range beyond the file's end; found of its bytes exist.
 Status ShortRangeError(const ReadPart& request, uint64_t found);
 

@@ -147,10 +147,8 @@ StatusOr<std::span<const std::byte>> ReadFile(const ReadPart& part,
   PENSTOCK_ASSIGN_OR_RETURN(const Fd file, access.Open(path, O_NONBLOCK));
   struct stat st;
   if (fstat(file.get(), &st) != 0) return ReadError(errno, path, 0);
-  if (!S_ISREG(st.st_mode)) return NotRegularError(st.st_mode, path);
-  if (static_cast<uint64_t>(st.st_size) > kRecordBytesMax) {
-    return FileTooLargeError(path, static_cast<uint64_t>(st.st_size));
-  }
+  PENSTOCK_RETURN_IF_ERROR(
+      CheckFile(path, st.st_mode, static_cast<uint64_t>(st.st_size)));
   // One byte more than the size, to detect the end: files of procfs report 0,
   // and a file can grow. Doubles until the end is seen.
   uint64_t wanted = static_cast<uint64_t>(st.st_size) + 1;
@@ -170,6 +168,11 @@ StatusOr<std::span<const std::byte>> ReadFile(const ReadPart& part,
 Status FileTooLargeError(const std::string& path, uint64_t bytes) {
   return DataLossError("{} has {} bytes; a record has at most {} ({} MiB)",
                        path, bytes, kRecordBytesMax, kRecordBytesMax >> 20);
+}
+
+Status CheckFile(const std::string& path, unsigned mode, uint64_t bytes) {
+  if (!S_ISREG(mode)) return NotRegularError(mode, path);
+  return bytes > kRecordBytesMax ? FileTooLargeError(path, bytes) : OkStatus();
 }
 
 Status ShortRangeError(const ReadPart& request, uint64_t found) {

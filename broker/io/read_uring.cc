@@ -542,13 +542,9 @@ void UringReader::ReadOpened(uint32_t ticket, Fd file) {
   if (fstat(file.get(), &st) != 0) {
     return Finish(ticket, ReadError(errno, request.path, 0));
   }
-  if (!S_ISREG(st.st_mode)) {
-    return Finish(ticket, NotRegularError(st.st_mode, request.path));
-  }
   const auto bytes = static_cast<uint64_t>(st.st_size);
-  if (bytes > kRecordBytesMax) {
-    return Finish(ticket, FileTooLargeError(request.path, bytes));
-  }
+  Status status = CheckFile(request.path, st.st_mode, bytes);
+  if (!status.ok()) return Finish(ticket, std::move(status));
   if (bytes == 0) return Finish(ticket, OkStatus());
   // As in DataFile::Open.
   if (!request.nowait) {
@@ -710,13 +706,9 @@ void UringReader::FinishStat(uint32_t ticket) {
   const int result = mine.results[static_cast<int>(Op::kStat)];
   if (result == -EINTR || result == -EAGAIN) return Retry(ticket);
   if (result < 0) return Finish(ticket, OpenError(-result, path));
-  if (!S_ISREG(mine.stat.stx_mode)) {
-    return Finish(ticket, NotRegularError(mine.stat.stx_mode, path));
-  }
   mine.file_bytes = mine.stat.stx_size;
-  if (mine.file_bytes > kRecordBytesMax) {
-    return Finish(ticket, FileTooLargeError(path, mine.file_bytes));
-  }
+  Status status = CheckFile(path, mine.stat.stx_mode, mine.file_bytes);
+  if (!status.ok()) return Finish(ticket, std::move(status));
   // Empty, or a file of procfs, where every size is 0.
   if (mine.file_bytes == 0) return ReadPlainly(ticket);
   mine.buffer.Reserve(std::max<uint64_t>(mine.file_bytes, kBufferBytesMin));

@@ -254,14 +254,12 @@ void RecoveryJournal::End(uint64_t job, const StateRecord& end) {
 void RecoveryJournal::LetGo(const RecordedJob& job, uint64_t attach,
                             const RecordedRank& rank) {
   if (rank.unmapped || rank.left || rank.segment == 0) return;
-  RecordedMapping mapping;
-  mapping.job = job.id;
-  mapping.attach = attach;
-  mapping.uid = job.key.uid;
-  mapping.segment = rank.segment;
-  mapping.bytes = rank.bytes;
-  mapping.evicted = rank.evicted;
-  Record(records::Mapped(mapping));
+  Record(records::Mapped({.job = job.id,
+                          .attach = attach,
+                          .uid = job.key.uid,
+                          .segment = rank.segment,
+                          .bytes = rank.bytes,
+                          .evicted = rank.evicted}));
 }
 
 void RecoveryJournal::UnstoreRank(uint64_t job, uint64_t attach) {
@@ -280,12 +278,11 @@ StatusOr<uint64_t> RecoveryJournal::RankAttached(uint64_t job, uint32_t rank,
   const bool known = std::any_of(
       found->ranks.begin(), found->ranks.end(),
       [rank](const auto& item) { return item.second.rank == rank; });
-  RecordedRank attached;
-  attached.rank = rank;
-  attached.from = from;
-  attached.segment = found->segment;
-  attached.bytes = found->segment_bytes;
-  const StateRecord record = records::Rank(job, attach, attached);
+  const StateRecord record = records::Rank(job, attach,
+                                           {.rank = rank,
+                                            .from = from,
+                                            .segment = found->segment,
+                                            .bytes = found->segment_bytes});
   // Stored before it is recorded: a recorded rank needs its page to tell what
   // it had. A rank stored but not recorded was not answered.
   Store(CursorName(job, attach), cursor_fd);

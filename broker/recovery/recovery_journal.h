@@ -26,7 +26,6 @@
 #include <memory>
 #include <optional>
 #include <string>
-#include <string_view>
 #include <vector>
 
 #include "broker/base/mutex.h"

@@ -39,6 +39,7 @@ enum Type : uint8_t {
   kMapped = 23,
   kUnmapped = 24,
   kWeights = 25,
+  kTypesEnd,
 };
 static_assert(kBootRecord == 20);
 
@@ -444,29 +445,12 @@ void ApplyTo(RecoveryState* state, uint8_t type, const json& record) {
     case kUnmapped:
       state->mapped.erase({id(), record.at("attach").get<uint64_t>()});
       break;
-    case kLaunch:
-    case kRank:
-    case kRankEnd:
-    case kRankLeft:
-    case kPhase:
-    case kCompleted:
-    case kOpened:
-    case kHandedOver:
-    case kWeights:
-    case kLedger:
-    case kRowsKept:
-    case kProducer:
-    case kRowsPut:
-    case kProducerEnd:
-    case kRowsReleased:
-    case kRetained:
-    case kRowsMoved:
-      if (RecordedJob* const job = state->Job(id())) {
+    default:
+      if (type == 0 || type == kBootRecord || type >= kTypesEnd) {
+        Log<"record-left-out">(type, "unknown here");
+      } else if (RecordedJob* const job = state->Job(id())) {
         ApplyToJob(type, record, &state->next_id, job);
       }
-      break;
-    default:
-      Log<"record-left-out">(type, "unknown here");
   }
 }
 

@@ -7,15 +7,40 @@
 #ifndef BROKER_REQUEST_REQUESTS_H_
 #define BROKER_REQUEST_REQUESTS_H_
 
+#include <cstdint>
 #include <nlohmann/json_fwd.hpp>
 #include <span>
+#include <string>
 #include <string_view>
 
-#include "broker/request/request_fields.h"
 #include "common/status.h"
 #include "common/status_fields.h"
 
 namespace penstock {
+
+struct FieldValue {
+  FieldType type = FieldType::kText;
+  uint64_t min = 0;  // kCount
+  // kCount: the largest; kText: bytes; kNumbers: items; kSeconds.
+  uint64_t max = 0;
+  std::span<const std::string_view> words = {};  // kText: one of these
+
+  bool Allows(const nlohmann::json& value) const;
+  // Completes "wanted ...".
+  std::string Wanted() const;
+};
+
+// For RequestField::needed.
+inline constexpr std::string_view kAlways = "always";
+
+struct RequestField {
+  std::string_view key;
+  FieldValue value;
+  std::string_view text;  // for people: a sentence without its period
+  // When it must be there: kAlways, or beside this other key; "": never, but
+  // the handler may ask for it (RequireField).
+  std::string_view needed = "";
+};
 
 struct DeclaredRequest {
   std::string_view op;
@@ -31,8 +56,10 @@ struct DeclaredRequest {
 
 std::span<const DeclaredRequest> DeclaredRequests();
 
-// Checks the op and all its fields. InvalidArgument as of CheckFields, also for
-// an op that is not declared.
+// Checks the op and all its fields of a request, which is untrusted.
+// InvalidArgument names the field, what was found and what is wanted, or the op
+// that is not declared. Keys that are not declared are ignored: a newer client
+// sends them.
 Status CheckRequest(const nlohmann::json& request);
 // An error like that of CheckRequest if the field is missing. The request is
 // checked; its op has the field.

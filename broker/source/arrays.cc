@@ -1,14 +1,19 @@
-#include "broker/source/arrays.h"
-
+// Sources npy and npz: rows of NumPy's arrays in files, one array for each
+// feature.
 #include <algorithm>
 #include <bit>
 #include <new>
 #include <numeric>
 #include <span>
 
-#include "broker/declare/value_type.h"
+#include "broker/declare/declaration.h"
+#include "broker/index/concatenation.h"
+#include "broker/index/data_files.h"
 #include "broker/index/fingerprint.h"
 #include "broker/io/read.h"
+#include "broker/source/kinds.h"
+#include "broker/source/npy_header.h"
+#include "broker/source/zip_directory.h"
 
 namespace penstock {
 namespace {
@@ -17,6 +22,26 @@ static_assert(std::endian::native == std::endian::little);
 
 // Small rows, usually labels, are not worth a read each. Of 64 bits: 8 million.
 constexpr uint64_t kKeptBytesMax = uint64_t{64} << 20;
+
+// One feature: arrays that are concatenated along their first axis.
+struct ArrayFeature {
+  struct Part {
+    std::string name;      // for messages
+    const DataFile* file;  // of `files`
+    uint64_t data_at;      // offset of its first row there
+    uint64_t bytes;        // of its rows
+  };
+
+  Feature feature;
+  size_t files = 0;  // which of OpenArrays
+  std::vector<Part> parts;
+  Concatenation rows;  // of the parts
+
+  // Adds the array at offset of one of the files. InvalidArgument: a dtype that
+  // Penstock does not have, or rows unlike those before.
+  Status Append(std::string name, const DataFile& file, uint64_t offset,
+                const NpyHeader& header);
+};
 
 // Memory that is not zeroed first.
 struct Kept {
@@ -164,13 +189,10 @@ StatusOr<Kept> Keep(const ArrayFeature& array, OpenProgress* progress) {
       return DataLossError("{} became shorter while it was opened", part.name);
     }
     at += part.bytes;
-    progress->done.fetch_add(part.bytes,
-                             std::memory_order_relaxed);  // only displayed
+    progress->CountDone(part.bytes);
   }
   return kept;
 }
-
-}  // namespace
 
 Status ArrayFeature::Append(std::string name, const DataFile& file,
                             uint64_t offset, const NpyHeader& header) {
@@ -218,9 +240,12 @@ Status ArrayFeature::Append(std::string name, const DataFile& file,
   return OkStatus();
 }
 
-StatusOr<std::unique_ptr<Source>> OpenArrays(std::vector<DataFiles> files,
-                                             std::vector<ArrayFeature> features,
-                                             Io io, OpenProgress* progress) {
+// A record is a row of each feature. The largest rows are read; those of other
+// features are kept in memory, as far as 64 MiB go. InvalidArgument: no rows,
+// or not as many of each feature.
+OpenedSource OpenArrays(std::vector<DataFiles> files,
+                        std::vector<ArrayFeature> features, Io io,
+                        OpenProgress* progress) {
   const ArrayFeature& first = features.front();
   for (const ArrayFeature& each : features) {
     if (each.rows.count() == first.rows.count()) continue;
@@ -265,6 +290,127 @@ StatusOr<std::unique_ptr<Source>> OpenArrays(std::vector<DataFiles> files,
   }
   return std::unique_ptr<Source>(new Arrays(
       std::move(files), std::move(features), std::move(kept), std::move(read)));
+}
+
+// ---- npz
+
+// The array of this name, as numpy.load names it: without ".npy".
+StatusOr<ZipMember> FindArray(const std::string& path,
+                              const std::vector<ZipMember>& members,
+                              const std::string& array) {
+  const auto found =
+      std::find_if(members.begin(), members.end(), [&](const ZipMember& each) {
+        return each.name == array || each.name == array + ".npy";
+      });
+  if (found != members.end()) return *found;
+  constexpr size_t kNamesToldMax = 8;
+  std::vector<std::string> names;
+  for (const ZipMember& each : members) {
+    if (names.size() == kNamesToldMax) {
+      names.push_back("...");
+      break;
+    }
+    names.push_back(Quoted(each.name));
+  }
+  return NotFoundError("{}: no array {}; it has {}", path, Quoted(array),
+                       JoinText(names, ", "));
+}
+
+Status CheckStored(const std::string& name, const ZipMember& member) {
+  if (member.is_encrypted) {
+    return InvalidArgumentError("{} is encrypted; decrypt it on disk", name);
+  }
+  if (member.method != ZipMember::kStored) {
+    return InvalidArgumentError(
+        "{} is compressed (method {}), so that its rows have no places in the "
+        "file; write it with np.savez instead of np.savez_compressed",
+        name, member.method);
+  }
+  return OkStatus();
+}
+
+}  // namespace
+
+const Declaration<NpySource>& NpySource::Declared() {
+  static const auto declared =
+      Declaration<NpySource>("npy",
+                             "Rows of NumPy's arrays, along their first axis.")
+          .Gives("as in the files")
+          .Example("{features: {image: [x0.npy, x1.npy], label: y.npy}}")
+          .Required(
+              "features", &NpySource::features, ValueOfEachFeature(Files()),
+              "{NAME: files}, each as paths, globs, braces or a list: "
+              "their arrays follow one another; all features have as "
+              "many rows. The largest rows are read, others kept in memory "
+              "while they have at most 64 MiB together")
+          .Optional("io", &NpySource::io, IoType(), kIoText);
+  return declared;
+}
+
+OpenedSource NpySource::Open(OpenProgress* progress) const {
+  std::vector<DataFiles> opened;
+  std::vector<ArrayFeature> arrays;
+  for (const auto& [name, patterns] : features) {
+    ArrayFeature& array = arrays.emplace_back();
+    array.feature.name = name;
+    array.files = opened.size();
+    PENSTOCK_ASSIGN_OR_RETURN(DataFiles files,
+                              DataFiles::Open(patterns, *progress));
+    for (const DataFile& file : files) {
+      PENSTOCK_ASSIGN_OR_RETURN(
+          const NpyHeader header,
+          ReadNpyHeader(file.path(), file, 0, file.bytes(), progress));
+      PENSTOCK_RETURN_IF_ERROR(array.Append(file.path(), file, 0, header));
+    }
+    opened.push_back(std::move(files));
+  }
+  return OpenArrays(std::move(opened), std::move(arrays), io, progress);
+}
+
+const Declaration<NpzSource>& NpzSource::Declared() {
+  static const auto declared =
+      Declaration<NpzSource>("npz",
+                             "Rows of the arrays in a file of numpy.savez, "
+                             "along their first axis.")
+          .Gives("as in the file")
+          .Example("{file: train.npz, features: {image: x, label: y}}")
+          .Required("file", &NpzSource::file, Path(),
+                    "where it is; not of savez_compressed")
+          .Required(
+              "features", &NpzSource::features,
+              ValueOfEachFeature(
+                  Text("the name of an array",
+                       [](std::string_view text) { return !text.empty(); })),
+              "{NAME: an array}; all have as many rows. The largest rows "
+              "are read, others kept in memory while they have at most 64 MiB "
+              "together")
+          .Optional("io", &NpzSource::io, IoType(), kIoText);
+  return declared;
+}
+
+OpenedSource NpzSource::Open(OpenProgress* progress) const {
+  PENSTOCK_ASSIGN_OR_RETURN(DataFile only,
+                            DataFile::Open(file, *progress->access));
+  std::vector<DataFiles> files;
+  const DataFile& opened = files.emplace_back(std::move(only))[0];
+  PENSTOCK_ASSIGN_OR_RETURN(const std::vector<ZipMember> members,
+                            ReadZipDirectory(opened, progress));
+  std::vector<ArrayFeature> arrays;
+  for (const auto& [feature, array_name] : features) {
+    ArrayFeature& array = arrays.emplace_back();
+    array.feature.name = feature;
+    PENSTOCK_ASSIGN_OR_RETURN(const ZipMember member,
+                              FindArray(file, members, array_name));
+    const std::string name = Format("{}, array {}", file, Quoted(array_name));
+    PENSTOCK_RETURN_IF_ERROR(CheckStored(name, member));
+    PENSTOCK_ASSIGN_OR_RETURN(const uint64_t data_at,
+                              FindZipData(opened, member, progress));
+    PENSTOCK_ASSIGN_OR_RETURN(
+        const NpyHeader header,
+        ReadNpyHeader(name, opened, data_at, member.bytes, progress));
+    PENSTOCK_RETURN_IF_ERROR(array.Append(name, opened, data_at, header));
+  }
+  return OpenArrays(std::move(files), std::move(arrays), io, progress);
 }
 
 }  // namespace penstock

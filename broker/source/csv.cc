@@ -1,10 +1,9 @@
-#include "broker/source/csv.h"
-
 #include <algorithm>
 
 #include "broker/declare/declaration.h"
-#include "broker/index/index.h"
 #include "broker/source/csv_rows.h"
+#include "broker/source/indexed_source.h"
+#include "broker/source/kinds.h"
 #include "broker/source/text_scan.h"
 
 namespace penstock {
@@ -33,28 +32,17 @@ Status FindRows(char delimiter, bool header, ScannedFile* file,
       });
 }
 
-class Csv final : public Source {
+class Csv final : public IndexedSource {
  public:
-  Csv(const CsvSource& spec, Index rows, std::vector<CsvColumns> columns)
-      : delimiter_(spec.delimiter),
-        fields_(spec.columns, spec.longer),
-        rows_(std::move(rows)),
+  Csv(char delimiter, FieldRows fields, Index rows,
+      std::vector<CsvColumns> columns)
+      : IndexedSource(std::move(rows), fields.raw_spec()),
+        delimiter_(delimiter),
+        fields_(std::move(fields)),
         columns_(std::move(columns)) {}
 
-  uint64_t record_count() const override { return rows_.records(); }
-  const RawSpec& raw_spec() const override { return fields_.raw_spec(); }
-  uint64_t memory_bytes() const override { return rows_.memory_bytes(); }
-  bool Changed() const override { return rows_.Changed(); }
-  std::string io() const override { return IoText(0); }
-  std::string fingerprint() const override { return rows_.fingerprint(); }
-  void AddTimes(Fingerprint* to) const override { rows_.files().AddTimes(to); }
-
-  Columns columns(uint64_t first) const override {
-    return ColumnsOf(rows_, first);
-  }
-  void Expect(uint64_t record) const override { rows_.Expect(record); }
   void Locate(uint64_t record, ReadRequest* request) const override {
-    const Index::Record row = rows_.At(record);
+    const Index::Record row = index().At(record);
     row.file->Locate(row.offsets[0], row.bytes[0], request);
   }
 
@@ -70,7 +58,7 @@ class Csv final : public Source {
   }
 
   std::string Describe(uint64_t record) const override {
-    const Index::Record row = rows_.At(record);
+    const Index::Record row = index().At(record);
     return Format("{}, row {} (offset {})", row.file->path(), row.number + 1,
                   row.offsets[0]);
   }
@@ -78,13 +66,13 @@ class Csv final : public Source {
  private:
   Status Parse(uint64_t record, std::string_view text,
                std::vector<std::byte>* scratch) const {
-    const Index::Record place = rows_.At(record);
+    const Index::Record place = index().At(record);
     if (const auto bad = FindNotUtf8(text)) {
       return DataLossError("not UTF-8 at offset {} of the file",
                            place.offsets[0] + *bad);
     }
     const CsvColumns& columns =
-        columns_[static_cast<size_t>(place.file - &rows_.files()[0])];
+        columns_[static_cast<size_t>(place.file - &index().files()[0])];
     const size_t room = fields_.bytes() + text.size();
     if (scratch->size() < room) scratch->resize(room);
     std::byte* const row = scratch->data();
@@ -94,7 +82,6 @@ class Csv final : public Source {
 
   const char delimiter_;
   const FieldRows fields_;
-  const Index rows_;
   const std::vector<CsvColumns> columns_;  // of each file
 };
 
@@ -136,8 +123,7 @@ const Declaration<CsvSource>& CsvSource::Declared() {
   return declared;
 }
 
-StatusOr<std::unique_ptr<Source>> CsvSource::Open(
-    OpenProgress* progress) const {
+OpenedSource CsvSource::Open(OpenProgress* progress) const {
   PENSTOCK_ASSIGN_OR_RETURN(DataFiles opened,
                             DataFiles::Open(files, *progress));
   std::vector<CsvColumns> of_files;
@@ -166,8 +152,8 @@ StatusOr<std::unique_ptr<Source>> CsvSource::Open(
   PENSTOCK_ASSIGN_OR_RETURN(Index rows,
                             Index::Open(std::move(opened), scanner, progress));
   PENSTOCK_RETURN_IF_ERROR(rows.ChooseIo(Io::kBuffered));
-  return std::unique_ptr<Source>(
-      new Csv(*this, std::move(rows), std::move(of_files)));
+  return std::unique_ptr<Source>(new Csv(delimiter, FieldRows(columns, longer),
+                                         std::move(rows), std::move(of_files)));
 }
 
 }  // namespace penstock

@@ -1,10 +1,10 @@
 #include "broker/source/csv_rows.h"
 
 #include <algorithm>
-#include <charconv>
 #include <cstring>
 #include <nlohmann/json.hpp>
 
+#include "broker/index/values.h"
 #include "broker/source/number.h"
 #include "broker/source/text_scan.h"
 #include "common/printable.h"
@@ -22,13 +22,6 @@ std::string_view Trimmed(std::string_view text) {
 
 constexpr uint64_t kHeaderBytesMax = uint64_t{1} << 20;
 
-template <typename T>
-bool Parse(std::string_view text, T* number) {
-  const char* const end = text.data() + text.size();
-  const auto [rest, error] = std::from_chars(text.data(), end, *number);
-  return error == std::errc{} && rest == end;
-}
-
 // False: it is no number, or not of dtype.
 bool StoreNumber(std::string_view text, DType dtype, std::byte* to) {
   if (dtype == DType::kBool) {
@@ -41,10 +34,10 @@ bool StoreNumber(std::string_view text, DType dtype, std::byte* to) {
   if (text.starts_with('+') && !text.starts_with("+-")) text.remove_prefix(1);
   if (IsFloat(dtype)) {
     double number = 0;
-    return Parse(text, &number) && StoreReal(number, dtype, to);
+    return ParseNumber(text, &number) && StoreReal(number, dtype, to);
   }
   int64_t number = 0;
-  return Parse(text, &number) && StoreWhole(number, dtype, to);
+  return ParseNumber(text, &number) && StoreWhole(number, dtype, to);
 }
 
 constexpr bool IsDigit(char c) { return c >= '0' && c <= '9'; }
@@ -277,7 +270,7 @@ StatusOr<CsvColumns> FindCsvColumns(const FeatureValues<TextField>& fields,
       }
       column = static_cast<size_t>(found - first.begin());
     } else if (!field.from.empty()) {
-      Parse(field.from, &column);  // a number, as CheckColumns found
+      ParseNumber(field.from, &column);  // a number, as CheckColumns found
     }
     if (column >= first.size()) {
       return InvalidArgumentError(
@@ -388,7 +381,7 @@ Status CheckCsvColumns(const YamlValue& value,
                        const FeatureValues<TextField>& fields, bool header) {
   for (const auto& [name, field] : fields) {
     size_t column = 0;
-    if (!header && !field.from.empty() && !Parse(field.from, &column)) {
+    if (!header && !field.from.empty() && !ParseNumber(field.from, &column)) {
       return value.Error(
           Format("columns.{}.column: without a header it is a number from 0, "
                  "found {}",

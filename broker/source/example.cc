@@ -1,6 +1,6 @@
 #include "broker/source/example.h"
 
-#include <cstring>
+#include "broker/index/values.h"
 
 namespace penstock {
 namespace {
@@ -111,12 +111,6 @@ bool ForEachField(std::span<const std::byte> bytes, Visit visit) {
   return true;
 }
 
-float FloatAt(const std::byte* bytes) {
-  float value;
-  std::memcpy(&value, bytes, sizeof(value));
-  return value;
-}
-
 // Counts the values of a packed field; nullopt: malformed.
 std::optional<uint64_t> CountVarints(std::span<const std::byte> packed) {
   uint64_t count = 0;
@@ -206,7 +200,7 @@ void ExampleValues::ForEachFloat(const std::function<bool(float)>& take) const {
     if (field.number != kValue) return true;
     for (size_t at = 0; at + sizeof(float) <= field.bytes.size();
          at += sizeof(float)) {
-      if (!take(FloatAt(&field.bytes[at]))) return false;
+      if (!take(ValueAt<float>(&field.bytes[at]))) return false;
     }
     return true;
   });

@@ -1,20 +1,11 @@
-#include "broker/source/example_features.h"
-
 #include <algorithm>
-#include <cstring>
 #include <functional>
 
-#include "broker/io/read.h"
-#include "broker/source/text_field.h"
+#include "broker/source/example.h"
+#include "common/layout.h"
 #include "common/printable.h"
 
 namespace penstock {
-namespace {
-
-constexpr size_t kFeaturesMax = 64;  // CheckFeatureNames
-
-}  // namespace
-
 ExampleFeatures::ExampleFeatures(const RecordFeatures& features) {
   for (const RecordFeature& each : features) {
     Wanted& wanted = wanted_.emplace_back();

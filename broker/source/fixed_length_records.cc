@@ -1,89 +1,51 @@
-#include "broker/source/fixed_length_records.h"
-
 #include <algorithm>
 #include <bit>
 
 #include "broker/declare/declaration.h"
 #include "broker/index/fingerprint.h"
 #include "broker/io/read.h"
+#include "broker/source/indexed_source.h"
+#include "broker/source/kinds.h"
 
 namespace penstock {
 namespace {
 
 static_assert(std::endian::native == std::endian::little);
 
-class FixedLengthRecords final : public Source {
+class FixedLengthRecords final : public EvenSource {
  public:
-  FixedLengthRecords(const FixedLengthRecordsSource& spec,
-                     uint64_t record_bytes, DataFiles files,
-                     std::vector<uint64_t> ends)
-      : header_bytes_(spec.header_bytes),
-        record_bytes_(record_bytes),
-        files_(std::move(files)),
-        ends_(std::move(ends)) {
-    for (const Feature& feature : spec.features) {
-      raw_spec_.push_back({feature, false});
-    }
-  }
+  FixedLengthRecords(const FixedLengthRecordsSource& spec, DataFiles files,
+                     Layout layout)
+      : EvenSource(std::move(files), std::move(layout),
+                   RawSpecOf(spec.features)),
+        header_bytes_(spec.header_bytes) {}
 
-  uint64_t record_count() const override { return ends_.back(); }
-  const RawSpec& raw_spec() const override { return raw_spec_; }
-  uint64_t memory_bytes() const override { return 0; }
-  bool Changed() const override { return files_.Changed(); }
-  std::string io() const override { return IoText(files_[0].align()); }
   std::string fingerprint() const override {
     Fingerprint fingerprint("fixed_length_records");
     fingerprint.Add(header_bytes_);
-    fingerprint.Add(record_bytes_);
-    fingerprint.Add(files_);
+    fingerprint.Add(layout().record_bytes);
+    fingerprint.Add(files());
     return fingerprint.Hex();
   }
-  void AddTimes(Fingerprint* to) const override { files_.AddTimes(to); }
   std::optional<size_t> plain_feature() const override {
-    if (raw_spec_.size() != 1) return std::nullopt;
+    if (raw_spec().size() != 1) return std::nullopt;
     return 0;
-  }
-
-  void Locate(uint64_t record, ReadRequest* request) const override {
-    const size_t file = FileNumber(record);
-    files_[file].Locate(Offset(file, record), record_bytes_, request);
   }
 
   Status Unpack(uint64_t, const ReadBytes& read, std::vector<std::byte>*,
                 RawRecord* raw) const override {
-    raw->resize(raw_spec_.size());
+    raw->resize(raw_spec().size());
     uint64_t at = 0;
-    for (size_t i = 0; i < raw_spec_.size(); ++i) {
-      const uint64_t bytes = raw_spec_[i].feature.RowBytes();
+    for (size_t i = 0; i < raw_spec().size(); ++i) {
+      const uint64_t bytes = raw_spec()[i].feature.RowBytes();
       (*raw)[i] = read.bytes.subspan(at, bytes);
       at += bytes;
     }
     return OkStatus();
   }
 
-  std::string_view FileOf(uint64_t record) const override {
-    return files_[FileNumber(record)].path();
-  }
-  std::string Describe(uint64_t record) const override {
-    const size_t file = FileNumber(record);
-    return Format("{}, offset {}", files_[file].path(), Offset(file, record));
-  }
-
  private:
-  size_t FileNumber(uint64_t record) const {
-    return static_cast<size_t>(
-        std::upper_bound(ends_.begin(), ends_.end(), record) - ends_.begin());
-  }
-  uint64_t Offset(size_t file, uint64_t record) const {
-    const uint64_t first = file == 0 ? 0 : ends_[file - 1];
-    return header_bytes_ + (record - first) * record_bytes_;
-  }
-
   const uint64_t header_bytes_;
-  const uint64_t record_bytes_;
-  RawSpec raw_spec_;
-  const DataFiles files_;
-  const std::vector<uint64_t> ends_;  // one past each file's last record
 };
 
 }  // namespace
@@ -112,8 +74,7 @@ FixedLengthRecordsSource::Declared() {
   return declared;
 }
 
-StatusOr<std::unique_ptr<Source>> FixedLengthRecordsSource::Open(
-    OpenProgress* progress) const {
+OpenedSource FixedLengthRecordsSource::Open(OpenProgress* progress) const {
   uint64_t record_bytes = 0;
   for (const Feature& feature : features) {
     record_bytes += feature.RowBytes();
@@ -125,7 +86,10 @@ StatusOr<std::unique_ptr<Source>> FixedLengthRecordsSource::Open(
   }
   PENSTOCK_ASSIGN_OR_RETURN(DataFiles opened,
                             DataFiles::Open(files, *progress));
-  std::vector<uint64_t> ends;
+  EvenSource::Layout layout = {
+      .record_bytes = record_bytes,
+      .step_bytes = record_bytes,
+      .data_at = std::vector<uint64_t>(opened.size(), header_bytes)};
   for (const DataFile& file : opened) {
     const uint64_t around = header_bytes + footer_bytes;
     const uint64_t data = file.bytes() - std::min(file.bytes(), around);
@@ -138,11 +102,11 @@ StatusOr<std::unique_ptr<Source>> FixedLengthRecordsSource::Open(
           data == 0 ? "it holds no record"
                     : Format("{} are left over", data % record_bytes));
     }
-    ends.push_back((ends.empty() ? 0 : ends.back()) + data / record_bytes);
+    PENSTOCK_RETURN_IF_ERROR(layout.records.Append(data / record_bytes));
   }
   PENSTOCK_RETURN_IF_ERROR(opened.ChooseIo(io, record_bytes));
-  return std::unique_ptr<Source>(new FixedLengthRecords(
-      *this, record_bytes, std::move(opened), std::move(ends)));
+  return std::unique_ptr<Source>(
+      new FixedLengthRecords(*this, std::move(opened), std::move(layout)));
 }
 
 }  // namespace penstock

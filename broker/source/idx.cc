@@ -1,5 +1,12 @@
-#include "broker/source/idx.h"
-
+// The MNIST file format (http://yann.lecun.com/exdb/mnist, "the IDX file
+// format"): two zero bytes, a type byte, the number of dimensions, each
+// dimension as a big-endian uint32, then the values, big-endian, the last
+// dimension fastest.
+//
+// A gzip file (detected by its magic, not its name) is unpacked into memory as
+// a whole; a plain one is read record by record. Labels are always in memory,
+// as int64. Every number in a header is checked against the file before memory
+// is allocated for it.
 #include <fcntl.h>
 #include <unistd.h>
 #include <zlib.h>
@@ -13,8 +20,10 @@
 
 #include "broker/declare/declaration.h"
 #include "broker/index/fingerprint.h"
+#include "broker/index/values.h"
 #include "broker/io/file_error.h"
 #include "broker/io/read.h"
+#include "broker/source/kinds.h"
 
 namespace penstock {
 namespace {
@@ -80,12 +89,6 @@ std::optional<DType> DTypeOfCode(uint8_t code) {
   }
 }
 
-uint32_t BigEndian32(const uint8_t* bytes) {
-  uint32_t value;
-  std::memcpy(&value, bytes, sizeof(value));
-  return __builtin_bswap32(value);
-}
-
 // text: the first bytes of the (unpacked) file, at most kHeaderBytesMax.
 StatusOr<Header> ParseHeader(const std::string& path,
                              std::span<const uint8_t> text) {
@@ -114,7 +117,8 @@ StatusOr<Header> ParseHeader(const std::string& path,
   }
   header.record_bytes = DTypeBytes(*dtype);
   for (size_t i = 0; i < rank; ++i) {
-    const uint64_t dim = BigEndian32(&text[4 + 4 * i]);
+    const uint64_t dim =
+        __builtin_bswap32(ValueAt<uint32_t>(&std::as_bytes(text)[4 + 4 * i]));
     if (dim == 0) {
       return InvalidArgumentError(
           "{}: dimension {} is 0: {}", path, i,
@@ -154,9 +158,7 @@ template <typename Bits>
 void SwapEach(std::span<const std::byte> from, std::byte* to,
               Bits (*swap)(Bits)) {
   for (size_t at = 0; at < from.size(); at += sizeof(Bits)) {
-    Bits bits;
-    std::memcpy(&bits, from.data() + at, sizeof(bits));
-    bits = swap(bits);
+    const Bits bits = swap(ValueAt<Bits>(&from[at]));
     std::memcpy(to + at, &bits, sizeof(bits));
   }
 }
@@ -213,8 +215,7 @@ class GzipFile {
           static_cast<unsigned>(std::min(kChunkBytes, out.size() - done)));
       if (n <= 0) break;
       done += static_cast<uint64_t>(n);
-      progress->done.fetch_add(static_cast<uint64_t>(n),
-                               std::memory_order_relaxed);  // only displayed
+      progress->CountDone(static_cast<uint64_t>(n));
     }
     return done;
   }
@@ -273,9 +274,7 @@ Status Unpack(IdxFile* idx, uint64_t file_bytes, OpenProgress* progress) {
   std::byte beyond;
   const uint64_t surplus =
       found < want ? 0 : gzip.Read(std::span(&beyond, 1), progress);
-  if (progress->cancel.load(std::memory_order_relaxed)) {
-    return CancelledError("{}: opening was cancelled", idx->file.path());
-  }
+  PENSTOCK_RETURN_IF_ERROR(progress->CheckCancelled(idx->file.path()));
   const std::string error = gzip.error();
   if (surplus != 0) {
     return SizeMismatch(idx->file.path(), idx->header, "more");
@@ -313,39 +312,15 @@ StatusOr<IdxFile> OpenIdxFile(const std::string& path, OpenProgress* progress) {
   return idx;
 }
 
-StatusOr<int64_t> IntegerLabel(double value) {
+StatusOr<int64_t> LabelOf(DType dtype, const std::byte* bytes) {
+  const ColumnValue label = NumberOf(dtype, bytes);
+  if (const auto* whole = std::get_if<int64_t>(&label)) return *whole;
+  const double value = std::get<double>(label);
   // The comparison is false for NaN; 2^63 is exact in a double.
   if (!(value >= -0x1p63 && value < 0x1p63) || value != std::trunc(value)) {
     return InvalidArgumentError("label {} is not an integer", value);
   }
   return static_cast<int64_t>(value);
-}
-
-template <typename T>
-T ValueAt(std::span<const std::byte> data, uint64_t i) {
-  T value;
-  std::memcpy(&value, data.data() + i * sizeof(T), sizeof(T));
-  return value;
-}
-
-StatusOr<int64_t> LabelAt(DType dtype, std::span<const std::byte> data,
-                          uint64_t i) {
-  switch (dtype) {
-    case DType::kUint8:
-      return ValueAt<uint8_t>(data, i);
-    case DType::kInt8:
-      return ValueAt<int8_t>(data, i);
-    case DType::kInt16:
-      return ValueAt<int16_t>(data, i);
-    case DType::kInt32:
-      return ValueAt<int32_t>(data, i);
-    case DType::kFloat32:
-      return IntegerLabel(ValueAt<float>(data, i));
-    case DType::kFloat64:
-      return IntegerLabel(ValueAt<double>(data, i));
-    default:
-      return InternalError("dtype {} is not of idx", DTypeName(dtype));
-  }
 }
 
 struct Labels {
@@ -370,8 +345,7 @@ StatusOr<Labels> LoadLabels(const std::string& path, OpenProgress* progress) {
     PENSTOCK_ASSIGN_OR_RETURN(
         const uint64_t found,
         idx.file.Read(header.bytes, data.span(), progress));
-    progress->done.fetch_add(found,
-                             std::memory_order_relaxed);  // only displayed
+    progress->CountDone(found);
     if (found != data.size) {
       return SizeMismatch(path, header, Format("{}", header.bytes + found));
     }
@@ -380,7 +354,8 @@ StatusOr<Labels> LoadLabels(const std::string& path, OpenProgress* progress) {
   }
   std::vector<int64_t> labels(header.dims[0]);
   for (uint64_t i = 0; i < labels.size(); ++i) {
-    StatusOr<int64_t> label = LabelAt(header.dtype, idx.unpacked->span(), i);
+    const StatusOr<int64_t> label = LabelOf(
+        header.dtype, &idx.unpacked->data[i * DTypeBytes(header.dtype)]);
     if (!label.ok()) {
       return label.status().Prepend(Format("{}: record {}", path, i));
     }
@@ -503,8 +478,7 @@ const Declaration<IdxSource>& IdxSource::Declared() {
   return declared;
 }
 
-StatusOr<std::unique_ptr<Source>> IdxSource::Open(
-    OpenProgress* progress) const {
+OpenedSource IdxSource::Open(OpenProgress* progress) const {
   PENSTOCK_ASSIGN_OR_RETURN(IdxFile file, OpenIdxFile(images, progress));
   if (!file.unpacked) {
     PENSTOCK_RETURN_IF_ERROR(file.file.ChooseIo(io, file.header.data_bytes,

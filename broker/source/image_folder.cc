@@ -1,12 +1,12 @@
-#include "broker/source/image_folder.h"
-
 #include <fcntl.h>
+
+#include <numeric>
 
 #include "broker/declare/declaration.h"
 #include "broker/index/cache_file.h"
 #include "broker/index/fingerprint.h"
-#include "broker/index/whole_files.h"
 #include "broker/source/image_folder_index.h"
+#include "broker/source/kinds.h"
 
 namespace penstock {
 namespace {
@@ -44,10 +44,8 @@ class ImageFolder final : public Source {
         raw_spec_({RawFeature{{"image", DType::kUint8, {}}, true}}),
         files_(std::move(access)) {
     const size_t classes = pictures_.index.classes.size();
-    labels_.reserve(classes);
-    for (size_t i = 0; i < classes; ++i) {
-      labels_.push_back(static_cast<int64_t>(i));
-    }
+    labels_.resize(classes);
+    std::iota(labels_.begin(), labels_.end(), int64_t{0});
     if (masks_) raw_spec_.push_back({{"mask", DType::kUint8, {}}, true});
     if (classes > 0) raw_spec_.push_back({{"label", DType::kInt64, {}}, false});
   }
@@ -201,8 +199,7 @@ StatusOr<Folder> OpenFolder(std::string root, bool of_classes,
     if (cached.has_value()) {
       PENSTOCK_RETURN_IF_ERROR(
           CheckAccess(folder.root, *cached, *progress->access));
-      progress->done.fetch_add(cached->file_path_ends.size(),
-                               std::memory_order_relaxed);  // only displayed
+      progress->CountDone(cached->file_path_ends.size());
       folder.index = *std::move(cached);
       return folder;
     }
@@ -410,8 +407,7 @@ const Declaration<ImageFolderSource>& ImageFolderSource::Declared() {
   return declared;
 }
 
-StatusOr<std::unique_ptr<Source>> ImageFolderSource::Open(
-    OpenProgress* progress) const {
+OpenedSource ImageFolderSource::Open(OpenProgress* progress) const {
   PENSTOCK_ASSIGN_OR_RETURN(
       Folder pictures, OpenFolder(path, labels != Labels::kNone, progress));
   Folder mask_folder;

@@ -10,7 +10,6 @@
 #include <sys/stat.h>
 #include <zlib.h>
 
-#include <algorithm>
 #include <array>
 #include <span>
 

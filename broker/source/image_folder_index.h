@@ -12,6 +12,7 @@
 #include <string_view>
 #include <vector>
 
+#include "broker/index/open_progress.h"
 #include "broker/io/file_access.h"
 #include "broker/source/source.h"
 #include "common/status.h"

@@ -7,7 +7,6 @@
 #include <dirent.h>
 #include <fcntl.h>
 #include <sys/stat.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <array>
@@ -223,9 +222,7 @@ Status FolderScan::ListRoot() {
   uint64_t pictures = 0;
   uint64_t entries = 0;
   const auto visit = [&](const dirent& entry) -> Status {
-    if (progress_->cancel.load(std::memory_order_relaxed)) {
-      return CancelledError("{}: opening was cancelled", root_);
-    }
+    PENSTOCK_RETURN_IF_ERROR(progress_->CheckCancelled(root_));
     ++entries;
     const Entry kind = Classify(root_, access, entry);
     if (kind == Entry::kPicture) ++pictures;
@@ -241,7 +238,7 @@ Status FolderScan::ListRoot() {
   };
   PENSTOCK_RETURN_IF_ERROR(ForEachEntry(dir.get(), root_, visit));
   if (!of_classes_) {
-    progress_->done.fetch_add(pictures, std::memory_order_relaxed);
+    progress_->CountDone(pictures);
   } else if (classes_.empty() && pictures > 0) {
     return InvalidArgumentError(
         "{} has {} pictures but no class sub-folder; put them in one folder "
@@ -301,9 +298,7 @@ Status FolderScan::WalkClass(ClassScan* scan) {
     scan->folders.push_back(std::move(folder));
 
     const auto visit = [&](const dirent& entry) -> Status {
-      if (progress_->cancel.load(std::memory_order_relaxed)) {
-        return CancelledError("{}: opening was cancelled", root_);
-      }
+      PENSTOCK_RETURN_IF_ERROR(progress_->CheckCancelled(root_));
       switch (Classify(root_ + "/" + path, *progress_->access, entry)) {
         case Entry::kFolder:
           pending.push_back({next.path + entry.d_name + "/", self});

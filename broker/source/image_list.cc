@@ -1,5 +1,3 @@
-#include "broker/source/image_list.h"
-
 #include <fcntl.h>
 #include <sys/stat.h>
 
@@ -12,12 +10,10 @@
 #include "broker/declare/declaration.h"
 #include "broker/index/fingerprint.h"
 #include "broker/index/in_parallel.h"
-#include "broker/index/index.h"
-#include "broker/index/whole_files.h"
 #include "broker/io/file_error.h"
 #include "broker/source/csv_rows.h"
+#include "broker/source/kinds.h"
 #include "broker/source/text_scan.h"
-#include "common/printable.h"
 
 namespace penstock {
 namespace {
@@ -272,7 +268,7 @@ class ListReader {
     if (progress_->cancel.load(std::memory_order_relaxed)) {
       return CancelledError("opening was cancelled");
     }
-    progress_->done.fetch_add(1, std::memory_order_relaxed);
+    progress_->CountDone(1);
     if (unquoted_.size() < text.size()) unquoted_.resize(text.size());
     PENSTOCK_RETURN_IF_ERROR(TakeCsvValues(text, spec_.delimiter, columns_,
                                            unquoted_.data(), &found_));
@@ -389,9 +385,7 @@ class ListReader {
         InParallel((rows_.count - 1) / kRowsAtOnce + 1, [&](size_t part) {
           const uint64_t begin = part * kRowsAtOnce;
           const uint64_t end = std::min(rows_.count, begin + kRowsAtOnce);
-          if (progress_->cancel.load(std::memory_order_relaxed)) {
-            return CancelledError("{}: opening was cancelled", list_.path());
-          }
+          PENSTOCK_RETURN_IF_ERROR(progress_->CheckCancelled(list_.path()));
           for (uint64_t row = begin; row < end; ++row) {
             bool missing = false;
             PENSTOCK_RETURN_IF_ERROR(CheckRow(row, &missing));
@@ -586,8 +580,7 @@ const Declaration<ImageListSource>& ImageListSource::Declared() {
   return declared;
 }
 
-StatusOr<std::unique_ptr<Source>> ImageListSource::Open(
-    OpenProgress* progress) const {
+OpenedSource ImageListSource::Open(OpenProgress* progress) const {
   PENSTOCK_ASSIGN_OR_RETURN(DataFile list,
                             DataFile::Open(file, *progress->access));
   std::string base = folder.empty() ? file.substr(0, file.rfind('/')) : folder;

@@ -3,11 +3,13 @@
 #include <simdjson.h>
 
 #include <algorithm>
-#include <charconv>
 #include <cstring>
+#include <nlohmann/json.hpp>
 
 #include "broker/declare/declaration.h"
-#include "broker/index/index.h"
+#include "broker/index/values.h"
+#include "broker/source/indexed_source.h"
+#include "broker/source/kinds.h"
 #include "broker/source/number.h"
 #include "broker/source/text_scan.h"
 
@@ -45,12 +47,8 @@ std::optional<Element> Find(Element element,
       }
     } else if (simdjson::dom::array array; !element.get(array)) {
       size_t i = 0;
-      const char* const end = token.data() + token.size();
-      const auto [rest, error] = std::from_chars(token.data(), end, i);
       Element item;
-      if (error == std::errc{} && rest == end && !array.at(i).get(item)) {
-        found = item;
-      }
+      if (ParseNumber(token, &i) && !array.at(i).get(item)) found = item;
     }
     if (!found) return std::nullopt;
     element = *found;
@@ -124,27 +122,15 @@ Status FindLines(ScannedFile* file, RecordSink* lines) {
   return OkStatus();
 }
 
-class JsonLines final : public Source {
+class JsonLines final : public IndexedSource {
  public:
-  JsonLines(const JsonLinesSource& spec, Index lines)
-      : rows_(spec.fields, spec.longer),
-        pointers_(PointersOf(spec.fields)),
-        lines_(std::move(lines)) {}
+  JsonLines(const JsonLinesSource& spec, FieldRows rows, Index lines)
+      : IndexedSource(std::move(lines), rows.raw_spec()),
+        rows_(std::move(rows)),
+        pointers_(PointersOf(spec.fields)) {}
 
-  uint64_t record_count() const override { return lines_.records(); }
-  const RawSpec& raw_spec() const override { return rows_.raw_spec(); }
-  uint64_t memory_bytes() const override { return lines_.memory_bytes(); }
-  bool Changed() const override { return lines_.Changed(); }
-  std::string io() const override { return IoText(0); }
-  std::string fingerprint() const override { return lines_.fingerprint(); }
-  void AddTimes(Fingerprint* to) const override { lines_.files().AddTimes(to); }
-
-  Columns columns(uint64_t first) const override {
-    return ColumnsOf(lines_, first);
-  }
-  void Expect(uint64_t record) const override { lines_.Expect(record); }
   void Locate(uint64_t record, ReadRequest* request) const override {
-    const Index::Record line = lines_.At(record);
+    const Index::Record line = index().At(record);
     line.file->Locate(
         line.offsets[0],
         std::min<uint64_t>(line.bytes[0], kParsedLineBytesMax + 1), request);
@@ -158,7 +144,7 @@ class JsonLines final : public Source {
     Status status;
     if (line.size() > kParsedLineBytesMax) {
       status = DataLossError("a line of {} bytes; at most {} are parsed",
-                             lines_.At(record).bytes[0], kParsedLineBytesMax);
+                             index().At(record).bytes[0], kParsedLineBytesMax);
     } else if (line.find('\n') != line.npos) {
       status = DataLossError("the file has changed since it was opened");
     } else {
@@ -166,7 +152,7 @@ class JsonLines final : public Source {
       // What is parsed is UTF-8.
       if (const auto bad = status.ok() ? std::nullopt : FindNotUtf8(line)) {
         status = DataLossError("not UTF-8 at offset {} of the file",
-                               lines_.At(record).offsets[0] + *bad);
+                               index().At(record).offsets[0] + *bad);
       }
     }
     if (!status.ok()) return status.Prepend(Describe(record));
@@ -175,38 +161,29 @@ class JsonLines final : public Source {
   }
 
   std::string Describe(uint64_t record) const override {
-    const Index::Record line = lines_.At(record);
+    const Index::Record line = index().At(record);
     return Format("{}, line {}", line.file->path(), line.number + 1);
   }
 
  private:
   const FieldRows rows_;
   const std::vector<std::vector<std::string>> pointers_;  // of the fields
-  const Index lines_;
 };
 
 }  // namespace
 
 std::optional<std::vector<std::string>> PointerTokens(
     std::string_view pointer) {
-  std::vector<std::string> tokens;
-  while (!pointer.empty()) {
-    if (pointer.front() != '/') return std::nullopt;
-    pointer.remove_prefix(1);
-    std::string& token = tokens.emplace_back();
-    for (; !pointer.empty() && pointer.front() != '/';
-         pointer.remove_prefix(1)) {
-      if (pointer.front() != '~') {
-        token += pointer.front();
-      } else if (pointer.starts_with("~0") || pointer.starts_with("~1")) {
-        token += pointer[1] == '0' ? '~' : '/';
-        pointer.remove_prefix(1);
-      } else {
-        return std::nullopt;
-      }
+  try {
+    std::vector<std::string> tokens;
+    for (nlohmann::json::json_pointer left{std::string(pointer)}; !left.empty();
+         left.pop_back()) {
+      tokens.insert(tokens.begin(), left.back());
     }
+    return tokens;
+  } catch (const nlohmann::json::exception&) {
+    return std::nullopt;
   }
-  return tokens;
 }
 
 std::vector<std::vector<std::string>> PointersOf(
@@ -295,13 +272,13 @@ const Declaration<JsonLinesSource>& JsonLinesSource::Declared() {
   return declared;
 }
 
-StatusOr<std::unique_ptr<Source>> JsonLinesSource::Open(
-    OpenProgress* progress) const {
+OpenedSource JsonLinesSource::Open(OpenProgress* progress) const {
   PENSTOCK_ASSIGN_OR_RETURN(
       Index lines,
       Index::Open(files, {.kind = "json_lines", .scan = FindLines}, progress));
   PENSTOCK_RETURN_IF_ERROR(lines.ChooseIo(Io::kBuffered));
-  return std::unique_ptr<Source>(new JsonLines(*this, std::move(lines)));
+  return std::unique_ptr<Source>(
+      new JsonLines(*this, FieldRows(fields, longer), std::move(lines)));
 }
 
 }  // namespace penstock

@@ -1,22 +1,10 @@
-// source: json_lines. One row per line of JSON: named values of it.
+// Named values of a JSON document, as rows.
 #ifndef BROKER_SOURCE_JSON_LINES_H_
 #define BROKER_SOURCE_JSON_LINES_H_
 
-#include "broker/index/file_patterns.h"
-#include "broker/source/source.h"
 #include "broker/source/text_field.h"
 
 namespace penstock {
-
-struct JsonLinesSource {
-  FilePatterns files;
-  FeatureValues<TextField> fields;  // from: a JSON Pointer (RFC 6901)
-  LongerText longer = LongerText::kFail;
-  bool operator==(const JsonLinesSource&) const = default;
-
-  static const Declaration<JsonLinesSource>& Declared();
-  StatusOr<std::unique_ptr<Source>> Open(OpenProgress* progress) const;
-};
 
 // For the fields of JSON documents.
 ValueType<FeatureValues<TextField>> JsonFields();

@@ -1,4 +1,4 @@
-#include "broker/source/kept_records.h"
+#include "common/kept_records.h"
 
 #include <algorithm>
 #include <nlohmann/json.hpp>
@@ -9,7 +9,8 @@
 #include "broker/declare/spec_path.h"
 #include "broker/index/data_file.h"
 #include "broker/index/fingerprint.h"
-#include "common/kept_records.h"
+#include "broker/index/side_file.h"
+#include "broker/source/selection.h"
 #include "common/quantity.h"
 
 namespace penstock {

@@ -5,6 +5,7 @@
 #include <charconv>
 #include <string_view>
 
+#include "broker/index/values.h"
 #include "common/printable.h"
 
 namespace penstock {
@@ -148,10 +149,8 @@ Status ParseDescr(const std::string& name, std::string_view descr,
                                 Printable(descr.substr(0, 64)), refused);
   }
   number.remove_prefix(1);
-  const auto [rest, error] = std::from_chars(
-      number.data(), number.data() + number.size(), header->value_bytes);
-  if (error != std::errc{} || rest != number.data() + number.size() ||
-      header->value_bytes == 0 || header->value_bytes > 32) {
+  if (!ParseNumber(number, &header->value_bytes) || header->value_bytes == 0 ||
+      header->value_bytes > 32) {
     return DataLossError("{}: '{}' is no dtype", name,
                          Printable(descr.substr(0, 64)));
   }

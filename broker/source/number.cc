@@ -71,6 +71,8 @@ bool StoreWhole(int64_t number, DType dtype, std::byte* to) {
       return PutWhole<int32_t>(number, to);
     case DType::kInt64:
       return Put(number, to);
+    case DType::kBool:
+      return PutWhole<bool>(number, to);
     default:
       return StoreReal(static_cast<double>(number), dtype, to);
   }
@@ -96,10 +98,7 @@ bool StoreDouble(double number, DType dtype, std::byte* to) {
   constexpr auto kExact = static_cast<double>(kExactMax);
   if (IsFloat(dtype)) return StoreReal(number, dtype, to);
   if (number != std::trunc(number) || std::abs(number) > kExact) return false;
-  const auto whole = static_cast<int64_t>(number);
-  if (dtype != DType::kBool) return StoreWhole(whole, dtype, to);
-  *to = static_cast<std::byte>(whole);
-  return whole == 0 || whole == 1;
+  return StoreWhole(static_cast<int64_t>(number), dtype, to);
 }
 
 }  // namespace penstock

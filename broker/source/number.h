@@ -16,7 +16,7 @@ inline constexpr double kBFloat16Max = 0x1.fep127;
 bool IsFloat(DType dtype);
 
 // Each writes DTypeBytes(dtype) to `to`; false: dtype cannot hold the number.
-// A whole number, of any dtype but bool.
+// A whole number, of any dtype.
 bool StoreWhole(int64_t number, DType dtype, std::byte* to);
 // Stores a number of a float dtype, rounded to nearest even. It holds infinity
 // and NaN, but no number that would be rounded to infinity.

@@ -1,16 +1,15 @@
 #include "broker/source/parts.h"
 
 #include <algorithm>
-#include <cmath>
 #include <set>
 
 #include "broker/declare/declaration.h"
 #include "broker/declare/spec_path.h"
+#include "broker/index/concatenation.h"
 #include "broker/index/fingerprint.h"
 #include "broker/plan/orders.h"
 #include "broker/plan/select.h"
 #include "broker/plan/select_fields.h"
-#include "broker/source/concatenation.h"
 #include "broker/source/kinds.h"
 #include "broker/source/selection.h"
 #include "common/class_names.h"
@@ -24,8 +23,6 @@ constexpr size_t kMadePartsMax = 16;
 constexpr size_t kScheduleMax = 256;
 constexpr uint64_t kBlockMax = uint64_t{1} << 24;  // as rows of a batch
 constexpr double kWeightMax = 1e6;
-
-using Sources = std::vector<std::unique_ptr<Source>>;
 
 // How the orders of the parts become one.
 using Combine = std::function<StatusOr<std::unique_ptr<Order>>(
@@ -63,56 +60,52 @@ class PartsMaker final : public Source::Maker {
   std::vector<std::vector<Source::Wanted>> wanted_;  // by part
 };
 
-class Parts final : public Source {
+class Parts final : public SourceOfParts {
  public:
-  Parts(std::string kind, Sources parts, Concatenation places,
-        std::vector<std::vector<SelectSpec>> selects,
-        std::vector<Selection> selections, Status alike, Combine combine)
-      : kind_(std::move(kind)),
-        parts_(std::move(parts)),
+  Parts(std::string kind, std::vector<OpenedPart> parts, Concatenation places,
+        std::vector<std::vector<SelectSpec>> selects, Status alike,
+        Combine combine)
+      : SourceOfParts(std::move(parts)),
+        kind_(std::move(kind)),
         places_(std::move(places)),
         selects_(std::move(selects)),
-        selections_(std::move(selections)),
         alike_(std::move(alike)),
         combine_(std::move(combine)) {
     ReadRequest request;
-    for (const auto& part : parts_) {
-      part->Locate(0, &request);
+    for (const OpenedPart& part : opened()) {
+      part.source->Locate(0, &request);
       any_is_read_ |= request.kind != ReadRequest::Kind::kNone;
     }
   }
 
   uint64_t record_count() const override { return places_.count(); }
-  const RawSpec& raw_spec() const override { return parts_[0]->raw_spec(); }
-  size_t parts() const override { return parts_.size(); }
+  const RawSpec& raw_spec() const override {
+    return opened()[0].source->raw_spec();
+  }
+  size_t parts() const override { return opened().size(); }
   size_t PartOf(uint64_t record) const override {
     return places_.Find(record).part;
   }
   const RawSpec& RawSpecOfPart(size_t part) const override {
-    return parts_[part]->raw_spec();
+    return opened()[part].source->raw_spec();
   }
   Status CheckAlike() const override { return alike_; }
-  uint64_t memory_bytes() const override {
-    uint64_t bytes = 0;
-    for (const auto& part : parts_) bytes += part->memory_bytes();
-    for (const Selection& each : selections_) bytes += each.memory_bytes();
-    return bytes;
-  }
   StatusOr<std::unique_ptr<Order>> OrderOf(
       uint64_t first, const OrderBudget& budget) const override {
     std::vector<std::unique_ptr<Order>> orders;
-    for (size_t i = 0; i < parts_.size(); ++i) {
-      auto order = parts_[i]->OrderOf(first, budget);
+    for (size_t i = 0; i < opened().size(); ++i) {
+      auto order = opened()[i].source->OrderOf(first, budget);
       if (!order.ok()) {
         return AtPath(Format("{}.parts[{}].source", kind_, i), order.status());
       }
-      order = Select(selects_[i], *std::move(order),
-                     selections_[i].Context(*parts_[i], first, budget));
+      order = Select(
+          selects_[i], *std::move(order),
+          opened()[i].selection.Context(*opened()[i].source, first, budget));
       if (!order.ok()) {
         return AtPath(Format("{}.parts[{}]", kind_, i), order.status());
       }
       orders.push_back(*std::move(order));
-      first += parts_[i]->record_count();
+      first += opened()[i].source->record_count();
     }
     auto order = combine_(std::move(orders), budget);
     if (!order.ok()) return AtPath(kind_, order.status());
@@ -122,7 +115,8 @@ class Parts final : public Source {
   // Those that all parts have.
   Columns columns(uint64_t first) const override {
     std::vector<Columns> of_parts;
-    for (const auto& part : parts_) of_parts.push_back(part->columns(0));
+    for (const OpenedPart& part : opened())
+      of_parts.push_back(part.source->columns(0));
     Columns columns;
     for (const Column& column : of_parts[0]) {
       std::vector<Column> same;
@@ -132,7 +126,7 @@ class Parts final : public Source {
             [&](const Column& other) { return other.name == column.name; });
         if (found != each.end()) same.push_back(*found);
       }
-      if (same.size() < parts_.size()) continue;
+      if (same.size() < opened().size()) continue;
       columns.push_back({column.name, [this, first, same](uint64_t record) {
                            const auto [part, number] =
                                places_.Find(record - first);
@@ -144,7 +138,7 @@ class Parts final : public Source {
 
   void Locate(uint64_t record, ReadRequest* request) const override {
     const auto [part, number] = places_.Find(record);
-    parts_[part]->Locate(number, request);
+    opened()[part].source->Locate(number, request);
     if (any_is_read_ && request->kind == ReadRequest::Kind::kNone) {
       // Records of a source are all read, or none is.
       static_cast<ReadPart&>(*request) = {.kind = ReadPart::Kind::kRange};
@@ -152,58 +146,53 @@ class Parts final : public Source {
   }
   void Expect(uint64_t record) const override {
     const auto [part, number] = places_.Find(record);
-    parts_[part]->Expect(number);
+    opened()[part].source->Expect(number);
   }
   Status Unpack(uint64_t record, const ReadBytes& read,
                 std::vector<std::byte>* scratch,
                 RawRecord* raw) const override {
     const auto [part, number] = places_.Find(record);
-    return parts_[part]->Unpack(number, read, scratch, raw);
-  }
-  bool Changed() const override {
-    return std::any_of(parts_.begin(), parts_.end(),
-                       [](const auto& part) { return part->Changed(); }) ||
-           std::any_of(selections_.begin(), selections_.end(),
-                       [](const Selection& each) { return each.Changed(); });
+    return opened()[part].source->Unpack(number, read, scratch, raw);
   }
 
   std::unique_ptr<Maker> MakeMaker(Cancelled cancelled) const override {
     if (wait_ns() == 0) return nullptr;
     std::vector<std::unique_ptr<Maker>> makers;
-    for (const auto& part : parts_)
-      makers.push_back(part->MakeMaker(cancelled));
+    for (const OpenedPart& part : opened())
+      makers.push_back(part.source->MakeMaker(cancelled));
     return std::make_unique<PartsMaker>(places_, std::move(makers));
   }
   uint64_t wait_ns() const override {
     uint64_t wait = 0;
-    for (const auto& part : parts_) wait = std::max(wait, part->wait_ns());
+    for (const OpenedPart& part : opened())
+      wait = std::max(wait, part.source->wait_ns());
     return wait;
   }
   uint32_t processes() const override {
     uint32_t processes = 0;
-    for (const auto& part : parts_) {
-      processes = std::max(processes, part->processes());
+    for (const OpenedPart& part : opened()) {
+      processes = std::max(processes, part.source->processes());
     }
     return processes;
   }
   std::string structure() const override {
-    return alike_.ok() ? parts_[0]->structure() : "";
+    return alike_.ok() ? opened()[0].source->structure() : "";
   }
 
   std::string Describe(uint64_t record) const override {
     const auto [part, number] = places_.Find(record);
-    return parts_[part]->Describe(number);
+    return opened()[part].source->Describe(number);
   }
-  std::string io() const override { return Joined(&Source::io, ", "); }
   std::optional<size_t> plain_feature() const override {
-    const std::optional<size_t> first = parts_[0]->plain_feature();
-    const bool all = std::all_of(
-        parts_.begin(), parts_.end(),
-        [&](const auto& part) { return part->plain_feature() == first; });
+    const std::optional<size_t> first = opened()[0].source->plain_feature();
+    const bool all =
+        std::all_of(opened().begin(), opened().end(), [&](const auto& part) {
+          return part.source->plain_feature() == first;
+        });
     return all ? first : std::nullopt;
   }
   std::vector<std::string> class_names() const override {
-    return SameClasses() ? parts_[0]->class_names()
+    return SameClasses() ? opened()[0].source->class_names()
                          : std::vector<std::string>();
   }
   std::string warning() const override {
@@ -211,34 +200,24 @@ class Parts final : public Source {
     const std::string of_classes = ClassWarning();
     return text + (text.empty() || of_classes.empty() ? "" : "; ") + of_classes;
   }
-  std::string left_out() const override {
-    return Joined(&Source::left_out, "; ");
-  }
-  void AddDigests(FileDigests* digests) const override {
-    for (const auto& part : parts_) part->AddDigests(digests);
-    for (const Selection& each : selections_) each.AddDigests(digests);
-  }
   std::string fingerprint() const override {
     Fingerprint all("parts");
-    for (const auto& part : parts_) {
-      const std::string of_part = part->fingerprint();
-      if (of_part.empty() && part->wait_ns() > 0) return "";
+    for (const OpenedPart& part : opened()) {
+      const std::string of_part = part.source->fingerprint();
+      if (of_part.empty() && part.source->wait_ns() > 0) return "";
       all.Add(of_part);
-      all.Add(part->record_count());
+      all.Add(part.source->record_count());
     }
     return all.Hex();
-  }
-  void AddTimes(Fingerprint* to) const override {
-    for (const auto& part : parts_) part->AddTimes(to);
   }
 
  private:
   // As `penstock check` of two datasets; also where they have few classes in
   // common, as their labels meet in one dataset.
   std::string ClassWarning() const {
-    const std::vector<std::string> first = parts_[0]->class_names();
-    for (size_t i = 1; i < parts_.size(); ++i) {
-      const std::vector<std::string> here = parts_[i]->class_names();
+    const std::vector<std::string> first = opened()[0].source->class_names();
+    for (size_t i = 1; i < opened().size(); ++i) {
+      const std::vector<std::string> here = opened()[i].source->class_names();
       // Labels that both have mean the same.
       const size_t both = std::min(first.size(), here.size());
       if (std::equal(first.begin(), first.begin() + both, here.begin())) {
@@ -258,22 +237,14 @@ class Parts final : public Source {
     return "";
   }
   bool SameClasses() const {
-    return std::all_of(parts_.begin(), parts_.end(), [&](const auto& part) {
-      return part->class_names() == parts_[0]->class_names();
+    return std::all_of(opened().begin(), opened().end(), [&](const auto& part) {
+      return part.source->class_names() == opened()[0].source->class_names();
     });
-  }
-  std::string Joined(std::string (Source::*text)() const,
-                     std::string_view between) const {
-    std::vector<const Source*> sources;
-    for (const auto& part : parts_) sources.push_back(part.get());
-    return JoinedTexts(sources, text, between);
   }
 
   const std::string kind_;
-  const Sources parts_;
   const Concatenation places_;
-  const std::vector<std::vector<SelectSpec>> selects_;
-  const std::vector<Selection> selections_;  // of each part
+  const std::vector<std::vector<SelectSpec>> selects_;  // of each part
   const Status alike_;                       // as CheckAlike
   const Combine combine_;
   bool any_is_read_ = false;
@@ -315,36 +286,33 @@ Status CheckSameFeatures(const Source& first, const Source& part) {
   return OkStatus();
 }
 
-StatusOr<std::unique_ptr<Source>> OpenParts(const std::string& kind,
-                                            const std::vector<PartSpec>& specs,
-                                            OpenProgress* progress,
-                                            const FunctionOptions& functions,
-                                            Combine combine) {
-  Sources parts;
+OpenedSource OpenParts(const std::string& kind,
+                       const std::vector<PartSpec>& specs,
+                       OpenProgress* progress, const FunctionOptions& functions,
+                       Combine combine) {
+  std::vector<OpenedPart> parts;
   Concatenation places;
   std::vector<std::vector<SelectSpec>> selects;
-  std::vector<Selection> selections;
   Status alike;
   for (size_t i = 0; i < specs.size(); ++i) {
     const std::string path = Format("{}.parts[{}]", kind, i);
     auto part = OpenPart(specs[i], path, progress, functions);
     if (!part.ok()) return part.status();
     if (i > 0) {
-      const Status same = CheckSameReading(*parts[0], **part);
+      const Status same = CheckSameReading(*parts[0].source, **part);
       if (!same.ok()) return AtPath(path, same);
       if (alike.ok()) {
-        alike = AtPath(path, CheckSameFeatures(*parts[0], **part));
+        alike = AtPath(path, CheckSameFeatures(*parts[0].source, **part));
       }
     }
     auto selection =
         Selection::Open(specs[i].select, specs[i].source, **part, progress);
     if (!selection.ok()) return AtPath(path, selection.status());
-    selections.push_back(*std::move(selection));
     PENSTOCK_RETURN_IF_ERROR(places.Append((*part)->record_count()));
-    parts.push_back(*std::move(part));
+    parts.push_back({*std::move(part), *std::move(selection), nullptr, ""});
     selects.push_back(specs[i].select);
   }
-  if (parts.size() > kMadePartsMax && parts[0]->wait_ns() > 0) {
+  if (parts.size() > kMadePartsMax && parts[0].source->wait_ns() > 0) {
     return InvalidArgumentError(
         "{}.parts: {} that processes make (python), each with processes of its "
         "own; at most {} may be: concatenate datasets in Python",
@@ -352,7 +320,7 @@ StatusOr<std::unique_ptr<Source>> OpenParts(const std::string& kind,
   }
   return std::unique_ptr<Source>(std::make_unique<Parts>(
       kind, std::move(parts), std::move(places), std::move(selects),
-      std::move(selections), std::move(alike), std::move(combine)));
+      std::move(alike), std::move(combine)));
 }
 
 // ---- declarations ----------------------------------------------------------
@@ -476,28 +444,49 @@ Status CheckPartKeys(const YamlValue& value, const std::vector<PartSpec>& parts,
   return OkStatus();
 }
 
-StatusOr<std::unique_ptr<Source>> OpenPart(const PartSpec& spec,
-                                           const std::string& path,
-                                           OpenProgress* progress,
-                                           const FunctionOptions& functions) {
+OpenedSource OpenPart(const PartSpec& spec, const std::string& path,
+                      OpenProgress* progress,
+                      const FunctionOptions& functions) {
   auto part = OpenSource(spec.source, progress, functions);
   const Status status = part.ok() ? (*part)->CheckAlike() : part.status();
   if (!status.ok()) return AtPath(path + ".source", status);
   return part;
 }
 
-std::string JoinedTexts(const std::vector<const Source*>& parts,
-                        std::string (Source::*text)() const,
-                        std::string_view between) {
-  std::set<std::string> texts;
-  for (const Source* const part : parts) texts.insert((part->*text)());
-  texts.erase("");
-  std::string joined;
-  for (const std::string& each : texts) {
-    if (!joined.empty()) joined += between;
-    joined += each;
+uint64_t SourceOfParts::memory_bytes() const {
+  uint64_t bytes = 0;
+  for (const OpenedPart& part : parts_) {
+    bytes += part.source->memory_bytes() + part.selection.memory_bytes() +
+             (part.order == nullptr ? 0 : part.order->memory_bytes());
   }
-  return joined;
+  return bytes;
+}
+
+bool SourceOfParts::Changed() const {
+  return std::any_of(parts_.begin(), parts_.end(), [](const OpenedPart& part) {
+    return part.source->Changed() || part.selection.Changed();
+  });
+}
+
+void SourceOfParts::AddDigests(FileDigests* digests) const {
+  for (const OpenedPart& part : parts_) {
+    part.source->AddDigests(digests);
+    part.selection.AddDigests(digests);
+  }
+}
+
+void SourceOfParts::AddTimes(Fingerprint* to) const {
+  for (const OpenedPart& part : parts_) part.source->AddTimes(to);
+}
+
+std::string SourceOfParts::Joined(std::string (Source::*text)() const,
+                                  const char* between) const {
+  std::set<std::string> texts;
+  for (const OpenedPart& part : parts_) {
+    texts.insert((part.source.get()->*text)());
+  }
+  texts.erase("");
+  return JoinText(texts, between);
 }
 
 bool ConcatSource::operator==(const ConcatSource& other) const {
@@ -519,8 +508,8 @@ const Declaration<ConcatSource>& ConcatSource::Declared() {
   return declared;
 }
 
-StatusOr<std::unique_ptr<Source>> ConcatSource::Open(
-    OpenProgress* progress, const FunctionOptions& functions) const {
+OpenedSource ConcatSource::Open(OpenProgress* progress,
+                                const FunctionOptions& functions) const {
   return OpenParts("concat", parts, progress, functions,
                    [](auto orders, const OrderBudget&) {
                      return Concatenate(std::move(orders));
@@ -586,8 +575,8 @@ const Declaration<MixSource>& MixSource::Declared() {
   return declared;
 }
 
-StatusOr<std::unique_ptr<Source>> MixSource::Open(
-    OpenProgress* progress, const FunctionOptions& functions) const {
+OpenedSource MixSource::Open(OpenProgress* progress,
+                             const FunctionOptions& functions) const {
   std::vector<double> first;
   for (const PartSpec& part : parts) first.push_back(part.weight);
   std::vector<MixWeights> weights;

@@ -1,26 +1,16 @@
-// Sources made of others: concat, one after the other, and mix, in proportion.
-// Each part is a source with a selection of its own. Their records are numbered
-// through; the order of a pass (plan/order.h) says which come when.
+// What all sources made of parts have in common.
 #ifndef BROKER_SOURCE_PARTS_H_
 #define BROKER_SOURCE_PARTS_H_
 
-#include <cstdint>
 #include <memory>
 #include <string>
-#include <string_view>
+#include <utility>
 #include <vector>
 
-#include "broker/plan/mix.h"
-#include "broker/source/source.h"
+#include "broker/source/kinds.h"
+#include "broker/source/selection.h"
 
 namespace penstock {
-
-class YamlValue;
-template <typename V>
-struct ValueType;
-struct PartSpec;  // kinds.h: it holds any kind of source
-
-// ---- for all sources made of parts
 
 ValueType<std::vector<PartSpec>> ListOfParts();
 // Keys of a part that only some of these sources have.
@@ -31,45 +21,41 @@ struct PartKeys {
 Status CheckPartKeys(const YamlValue& value, const std::vector<PartSpec>& parts,
                      const PartKeys& allowed);
 // Its own parts, if it has any, have to be alike. path: of the part.
-StatusOr<std::unique_ptr<Source>> OpenPart(const PartSpec& spec,
-                                           const std::string& path,
-                                           OpenProgress* progress,
-                                           const FunctionOptions& functions);
-// What the parts say, each text once.
-std::string JoinedTexts(const std::vector<const Source*>& parts,
-                        std::string (Source::*text)() const,
-                        std::string_view between);
+OpenedSource OpenPart(const PartSpec& spec, const std::string& path,
+                      OpenProgress* progress, const FunctionOptions& functions);
+struct OpenedPart {
+  std::unique_ptr<Source> source;
+  Selection selection;
+  // A zip's part: its records, and what the names of its features begin with.
+  std::unique_ptr<Order> order;
+  std::string prefix;
 
-// ---- concat, mix
-
-struct ConcatSource {
-  std::vector<PartSpec> parts;
-  bool operator==(const ConcatSource&) const;
-
-  static const Declaration<ConcatSource>& Declared();
-  StatusOr<std::unique_ptr<Source>> Open(
-      OpenProgress* progress, const FunctionOptions& functions) const;
+  uint64_t RecordOf(uint64_t row) const { return order->At(row, 0, {}).record; }
 };
 
-// Weights of the parts from a row of the pass on.
-struct WeightsFrom {
-  uint64_t row = 1;
-  std::vector<double> weights;
-  bool operator==(const WeightsFrom&) const = default;
+// What depends on the parts alone, not on how their records become those of
+// all.
+class SourceOfParts : public Source {
+ public:
+  uint64_t memory_bytes() const override;
+  bool Changed() const override;
+  std::string io() const override { return Joined(&Source::io, ", "); }
+  std::string left_out() const override {
+    return Joined(&Source::left_out, "; ");
+  }
+  void AddDigests(FileDigests* digests) const override;
+  void AddTimes(Fingerprint* to) const override;
 
-  static const Declaration<WeightsFrom>& Declared();
-};
+ protected:
+  explicit SourceOfParts(std::vector<OpenedPart> parts)
+      : parts_(std::move(parts)) {}
+  const std::vector<OpenedPart>& opened() const { return parts_; }
+  // What the parts say, each text once.
+  std::string Joined(std::string (Source::*text)() const,
+                     const char* between) const;
 
-struct MixSource {
-  std::vector<PartSpec> parts;
-  WhenOut when_out = WhenOut::kStop;
-  std::vector<WeightsFrom> schedule;
-  uint64_t block = 1;  // rows of one part at a time
-  bool operator==(const MixSource&) const;
-
-  static const Declaration<MixSource>& Declared();
-  StatusOr<std::unique_ptr<Source>> Open(
-      OpenProgress* progress, const FunctionOptions& functions) const;
+ private:
+  const std::vector<OpenedPart> parts_;
 };
 
 }  // namespace penstock

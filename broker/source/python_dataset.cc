@@ -1,7 +1,5 @@
 // A worker asks its process for the rows of a claim at once, and takes them one
 // by one as they are made.
-#include "broker/source/python_dataset.h"
-
 #include <sys/stat.h>
 
 #include <algorithm>
@@ -15,6 +13,7 @@
 
 #include "broker/base/log.h"
 #include "broker/declare/declaration.h"
+#include "broker/source/kinds.h"
 #include "broker/source/python_dataset_program.h"
 #include "broker/user_code/python_process.h"
 
@@ -285,11 +284,7 @@ class PythonDataset final : public Source {
 
   uint64_t record_count() const override { return records_->length; }
   const RawSpec& raw_spec() const override { return records_->features; }
-  uint64_t memory_bytes() const override { return 0; }
 
-  void Locate(uint64_t, ReadRequest* request) const override {
-    request->kind = ReadRequest::Kind::kNone;
-  }
   Status Unpack(uint64_t record, const ReadBytes&, std::vector<std::byte>*,
                 RawRecord*) const override {
     return InternalError("{} is made by a process", Describe(record));
@@ -414,8 +409,8 @@ std::string_view PythonDatasetSource::Program() {
   return kPythonDatasetProgram;
 }
 
-StatusOr<std::unique_ptr<Source>> PythonDatasetSource::Open(
-    OpenProgress* progress, const FunctionOptions& options) const {
+OpenedSource PythonDatasetSource::Open(OpenProgress* progress,
+                                       const FunctionOptions& options) const {
   const bool of_object = object.has_value();
   PythonRecords records;
   records.name =

@@ -1,9 +1,8 @@
-#include "broker/source/range.h"
-
 #include <cstring>
 #include <limits>
 
 #include "broker/declare/declaration.h"
+#include "broker/source/kinds.h"
 
 namespace penstock {
 namespace {
@@ -17,11 +16,6 @@ class Range final : public Source {
 
   uint64_t record_count() const override { return records_; }
   const RawSpec& raw_spec() const override { return raw_spec_; }
-  uint64_t memory_bytes() const override { return 0; }
-
-  void Locate(uint64_t, ReadRequest* request) const override {
-    request->kind = ReadRequest::Kind::kNone;
-  }
 
   Status Unpack(uint64_t record, const ReadBytes&,
                 std::vector<std::byte>* scratch,
@@ -100,7 +94,7 @@ const Declaration<RangeSource>& RangeSource::Declared() {
   return declared;
 }
 
-StatusOr<std::unique_ptr<Source>> RangeSource::Open(OpenProgress*) const {
+OpenedSource RangeSource::Open(OpenProgress*) const {
   return std::unique_ptr<Source>(new Range(*this, LastRecord(*this) + 1));
 }
 

@@ -1,11 +1,8 @@
 // The cache's layout, native byte order: Header, the key, the values, the ends
 // of the texts, the texts.
-#include "broker/source/read_columns.h"
-
 #include <algorithm>
 #include <array>
 #include <bit>
-#include <cstring>
 #include <limits>
 #include <map>
 #include <mutex>
@@ -20,8 +17,9 @@
 #include "broker/index/cache_file.h"
 #include "broker/index/fingerprint.h"
 #include "broker/index/in_parallel.h"
+#include "broker/index/values.h"
 #include "broker/io/read.h"
-#include "common/quantity.h"
+#include "broker/source/selection.h"
 
 namespace penstock {
 namespace {
@@ -78,8 +76,7 @@ std::optional<Readable> FindReadable(const RawSpec& raw_spec,
 
 std::string_view TextIn(const RawRecord& raw, const Readable& readable) {
   const std::span<const std::byte> room = raw[readable.feature];
-  int64_t bytes = 0;
-  std::memcpy(&bytes, raw[*readable.bytes_feature].data(), sizeof(bytes));
+  const auto bytes = ValueAt<int64_t>(raw[*readable.bytes_feature].data());
   return {
       reinterpret_cast<const char*>(room.data()),
       std::min(room.size(), static_cast<size_t>(std::max<int64_t>(bytes, 0)))};

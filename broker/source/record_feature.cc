@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <bit>
 #include <cctype>
-#include <cmath>
 #include <cstring>
 #include <nlohmann/json.hpp>
 
@@ -174,10 +173,6 @@ std::vector<std::byte> DefaultBytes(const RecordFeature& feature) {
 }
 
 bool StoreNumber(int64_t number, DType dtype, std::byte* out) {
-  if (dtype == DType::kBool) {
-    *out = static_cast<std::byte>(number);
-    return number == 0 || number == 1;
-  }
   return !IsFloat(dtype) && StoreWhole(number, dtype, out);
 }
 

@@ -1,7 +1,5 @@
 #include "broker/source/selection.h"
 
-#include <utility>
-
 namespace penstock {
 
 StatusOr<Selection> Selection::Open(const std::vector<SelectSpec>& steps,

@@ -1,17 +1,93 @@
 // What the steps of a `select` need to know of records: columns, of the source
-// or read, and the records that files of `penstock filter` keep.
+// or read, and the records that a predicate kept (common/kept_records.h); and
+// what a selection is, as text, by which files and states know theirs again.
 #ifndef BROKER_SOURCE_SELECTION_H_
 #define BROKER_SOURCE_SELECTION_H_
 
 #include <cstdint>
+#include <map>
+#include <memory>
+#include <span>
 #include <string>
 #include <vector>
 
+#include "broker/index/open_progress.h"
 #include "broker/plan/select.h"
-#include "broker/source/kept_records.h"
-#include "broker/source/read_columns.h"
+#include "broker/source/kinds.h"
 
 namespace penstock {
+
+// ---- kept_records.cc
+
+// Files that steps of one `select` name, by path. Constant once opened.
+class KeptFiles {
+ public:
+  // Reads them, with the access of progress. Errors begin with the path of the
+  // step, "select[1].filter.records: ...": the file's; InvalidArgument: it is
+  // none; FailedPrecondition: it is of other data, or of another selection
+  // before it.
+  static StatusOr<KeptFiles> Open(const std::vector<SelectSpec>& steps,
+                                  const SourceSpec& spec, const Source& source,
+                                  OpenProgress* progress);
+
+  // For SelectContext. first: as in Source::OrderOf. Refers to this object.
+  std::function<bool(const std::string& path, uint64_t record)> Lookup(
+      uint64_t first) const;
+  bool Changed() const;
+  uint64_t memory_bytes() const;
+  void AddDigests(FileDigests* digests) const;
+
+ private:
+  class File;
+  std::map<std::string, std::shared_ptr<const File>> files_;
+};
+
+// Which records of a source a selection has, and in which order, as text: how
+// the source is made of others, and the steps. The same on every host: without
+// paths, files by their digests. "": all of a source that is made of no other.
+std::string SelectionText(const SourceSpec& source,
+                          std::span<const SelectSpec> steps,
+                          const FileDigests& digests);
+
+// What the header of a file of kept records says of what was judged.
+// fingerprint: the source's.
+std::string SelectionDigest(const SourceSpec& source,
+                            const std::string& fingerprint,
+                            std::span<const SelectSpec> steps,
+                            const FileDigests& digests);
+
+// ---- read_columns.cc
+
+class ColumnValues;
+
+// Columns that a selection goes by and a source knows only by reading its
+// records: numbers and texts of theirs. All records are read once, on several
+// threads, when the dataset is opened; the values stay in the cache folder.
+// Constant once opened: 8 bytes a record of a number, 4 of a text.
+class ReadColumns {
+ public:
+  // Reads those that steps name, and that source.columns() has not. Errors
+  // begin with the path of the step: those of a record (DataLoss), of the
+  // promise of memory, Cancelled. Names of nothing are left to the steps.
+  static StatusOr<ReadColumns> Open(const std::vector<SelectSpec>& steps,
+                                    const SourceSpec& spec,
+                                    const Source& source,
+                                    OpenProgress* progress);
+
+  // The features that it could read; none of a source that processes make.
+  static std::vector<std::string> NamesOf(const Source& source);
+
+  // first: as in Source::OrderOf. The columns refer to this object's values.
+  void AddTo(uint64_t first, Columns* columns) const;
+  uint64_t memory_bytes() const;
+  // Adds digests of the values: they decide which records there are.
+  void AddDigests(FileDigests* digests) const;
+
+ private:
+  std::vector<std::shared_ptr<const ColumnValues>> columns_;
+};
+
+// ---- selection.cc
 
 // Constant once opened.
 class Selection {

@@ -1,14 +1,13 @@
 #include <algorithm>
 #include <array>
-#include <cstring>
 
+#include "broker/index/values.h"
 #include "broker/source/kinds.h"
 
 namespace penstock {
 
-StatusOr<std::unique_ptr<Source>> OpenSource(const SourceSpec& spec,
-                                             OpenProgress* progress,
-                                             const FunctionOptions& functions) {
+OpenedSource OpenSource(const SourceSpec& spec, OpenProgress* progress,
+                        const FunctionOptions& functions) {
   OpenProgress unwatched;
   if (progress == nullptr) progress = &unwatched;
   return std::visit(
@@ -23,25 +22,21 @@ StatusOr<std::unique_ptr<Source>> OpenSource(const SourceSpec& spec,
 }
 
 ColumnValue NumberOf(DType dtype, const std::byte* bytes) {
-  const auto as = [bytes](auto number) {
-    std::memcpy(&number, bytes, sizeof(number));
-    return number;
-  };
   switch (dtype) {
     case DType::kInt8:
-      return int64_t{as(int8_t{})};
+      return int64_t{ValueAt<int8_t>(bytes)};
     case DType::kInt16:
-      return int64_t{as(int16_t{})};
+      return int64_t{ValueAt<int16_t>(bytes)};
     case DType::kInt32:
-      return int64_t{as(int32_t{})};
+      return int64_t{ValueAt<int32_t>(bytes)};
     case DType::kInt64:
-      return as(int64_t{});
+      return ValueAt<int64_t>(bytes);
     case DType::kFloat32:
-      return double{as(float{})};
+      return double{ValueAt<float>(bytes)};
     case DType::kFloat64:
-      return as(double{});
+      return ValueAt<double>(bytes);
     default:  // uint8, bool
-      return int64_t{as(uint8_t{})};
+      return int64_t{ValueAt<uint8_t>(bytes)};
   }
 }
 
@@ -49,6 +44,12 @@ bool IsNumber(const RawFeature& raw) {
   return !raw.encoded && raw.feature.shape.empty() &&
          raw.feature.dtype != DType::kFloat16 &&
          raw.feature.dtype != DType::kBFloat16;
+}
+
+RawSpec RawSpecOf(const ElementSpec& features) {
+  RawSpec raw_spec;
+  for (const Feature& each : features) raw_spec.push_back({each, false});
+  return raw_spec;
 }
 
 Columns Source::columns(uint64_t first) const {

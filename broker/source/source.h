@@ -15,7 +15,6 @@
 #include <string>
 #include <vector>
 
-#include "broker/index/open_progress.h"
 #include "broker/io/read_request.h"
 #include "broker/plan/columns.h"
 #include "broker/plan/order.h"
@@ -40,6 +39,8 @@ struct RawFeature {
   bool operator==(const RawFeature&) const = default;
 };
 using RawSpec = std::vector<RawFeature>;
+// Features of values alone.
+RawSpec RawSpecOf(const ElementSpec& features);
 
 // One number, of a dtype that a column may have.
 bool IsNumber(const RawFeature& raw);
@@ -74,7 +75,7 @@ class Source {
   // ---- its records
 
   // Broker memory that it keeps (index, inline values, unpacked files).
-  virtual uint64_t memory_bytes() const = 0;
+  virtual uint64_t memory_bytes() const { return 0; }
 
   // The order of a pass over all records. first: the number of its first record
   // in the source that this one is a part of. May take a pass over the index.
@@ -98,8 +99,11 @@ class Source {
   virtual Columns columns(uint64_t first) const;
 
   // Fills *request for record (< record_count()). Either all records of a
-  // source are of kNone, or none: one of no bytes is a range of no bytes.
-  virtual void Locate(uint64_t record, ReadRequest* request) const = 0;
+  // source are of kNone, as by default, or none: one of no bytes is a range of
+  // no bytes.
+  virtual void Locate(uint64_t /*record*/, ReadRequest* request) const {
+    request->kind = ReadRequest::Kind::kNone;
+  }
 
   // The record will be located soon: a hint to the processor.
   virtual void Expect(uint64_t) const {}
@@ -182,6 +186,8 @@ class Source {
   // index.
   virtual std::string fingerprint() const { return {}; }
 };
+
+using OpenedSource = StatusOr<std::unique_ptr<Source>>;
 
 }  // namespace penstock
 #endif  // BROKER_SOURCE_SOURCE_H_

@@ -1,8 +1,7 @@
 // Describes the rows; the rows themselves belong to one job, not to the dataset
 // (broker/stream/stream.h).
-#include "broker/source/stream.h"
-
 #include "broker/declare/declaration.h"
+#include "broker/source/kinds.h"
 
 namespace penstock {
 namespace {
@@ -11,20 +10,13 @@ constexpr uint64_t kProducersMax = 1 << 20;  // over the whole job, not at once
 
 class Stream final : public Source {
  public:
-  explicit Stream(const StreamSource& spec) {
-    for (const Feature& feature : spec.features) {
-      raw_spec_.push_back({feature, false});
-    }
-  }
+  explicit Stream(const StreamSource& spec)
+      : raw_spec_(RawSpecOf(spec.features)) {}
 
   // As many as a plan may have: the number is unknown.
   uint64_t record_count() const override { return kRecordsMax; }
   const RawSpec& raw_spec() const override { return raw_spec_; }
-  uint64_t memory_bytes() const override { return 0; }
 
-  void Locate(uint64_t, ReadRequest* request) const override {
-    request->kind = ReadRequest::Kind::kNone;
-  }
   Status Unpack(uint64_t record, const ReadBytes&, std::vector<std::byte>*,
                 RawRecord*) const override {
     return InternalError("{} is its job's", Describe(record));
@@ -34,7 +26,7 @@ class Stream final : public Source {
   }
 
  private:
-  RawSpec raw_spec_;
+  const RawSpec raw_spec_;
 };
 
 }  // namespace
@@ -56,7 +48,7 @@ const Declaration<StreamSource>& StreamSource::Declared() {
   return declared;
 }
 
-StatusOr<std::unique_ptr<Source>> StreamSource::Open(OpenProgress*) const {
+OpenedSource StreamSource::Open(OpenProgress*) const {
   return std::unique_ptr<Source>(new Stream(*this));
 }
 

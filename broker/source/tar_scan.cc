@@ -5,6 +5,7 @@
 #include <optional>
 #include <string>
 
+#include "broker/index/values.h"
 #include "common/printable.h"
 
 namespace penstock {
@@ -50,12 +51,7 @@ std::optional<uint64_t> NumberAt(Bytes header, Place place) {
   text.remove_prefix(std::min(text.find_first_not_of(' '), text.size()));
   text = text.substr(0, text.find(' '));
   uint64_t number = 0;
-  if (text.empty()) return number;
-  const auto [end, error] =
-      std::from_chars(text.data(), text.data() + text.size(), number, 8);
-  if (error != std::errc() || end != text.data() + text.size()) {
-    return std::nullopt;
-  }
+  if (!text.empty() && !ParseNumber(text, &number, 8)) return std::nullopt;
   return number;
 }
 
@@ -141,11 +137,7 @@ bool ReadPax(std::string_view records, Extension* extension) {
       extension->name = std::string(value);
     } else if (key == "size") {
       uint64_t bytes = 0;
-      const auto [last, wrong] =
-          std::from_chars(value.data(), value.data() + value.size(), bytes);
-      if (wrong != std::errc() || last != value.data() + value.size()) {
-        return false;
-      }
+      if (!ParseNumber(value, &bytes)) return false;
       extension->bytes = bytes;
     }
     extension->sparse |= key.starts_with("GNU.sparse.");

@@ -5,14 +5,15 @@
 #include <cctype>
 #include <charconv>
 #include <cmath>
-#include <cstring>
 #include <functional>
 #include <limits>
 #include <nlohmann/json.hpp>
 #include <span>
+#include <utility>
 #include <vector>
 
 #include "broker/declare/value_type.h"
+#include "broker/index/values.h"
 #include "broker/source/number.h"
 
 namespace penstock {
@@ -86,10 +87,7 @@ std::string WayOut(const YamlValue& value, DType dtype) {
 
 template <typename T>
 T Take(const std::byte** at) {
-  T number;
-  std::memcpy(&number, *at, sizeof(number));
-  *at += sizeof(number);
-  return number;
+  return ValueAt<T>(std::exchange(*at, *at + sizeof(T)));
 }
 
 // The double with the shortest decimal digits that mean the same float32, which

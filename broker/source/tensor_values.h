@@ -8,7 +8,7 @@
 #include <optional>
 
 #include "broker/declare/yaml.h"
-#include "broker/source/tensors.h"
+#include "broker/source/kinds.h"
 #include "common/status.h"
 
 namespace penstock {

@@ -1,8 +1,7 @@
-#include "broker/source/tensors.h"
-
 #include <nlohmann/json.hpp>
 
 #include "broker/declare/declaration.h"
+#include "broker/source/kinds.h"
 #include "broker/source/tensor_values.h"
 #include "common/quantity.h"
 
@@ -24,10 +23,6 @@ class Tensors final : public Source {
   uint64_t record_count() const override { return records_; }
   const RawSpec& raw_spec() const override { return raw_spec_; }
   uint64_t memory_bytes() const override { return memory_bytes_; }
-
-  void Locate(uint64_t, ReadRequest* request) const override {
-    request->kind = ReadRequest::Kind::kNone;
-  }
 
   Status Unpack(uint64_t record, const ReadBytes&, std::vector<std::byte>*,
                 RawRecord* raw) const override {
@@ -127,7 +122,7 @@ const Declaration<TensorsSource>& TensorsSource::Declared() {
   return declared;
 }
 
-StatusOr<std::unique_ptr<Source>> TensorsSource::Open(OpenProgress*) const {
+OpenedSource TensorsSource::Open(OpenProgress*) const {
   return std::unique_ptr<Source>(new Tensors(*this));
 }
 

@@ -9,15 +9,13 @@
 
 #include "broker/declare/declaration.h"
 #include "broker/io/read.h"
-#include "broker/source/number.h"
 #include "broker/source/tensor_values.h"
+#include "common/layout.h"
 
 namespace penstock {
 namespace {
 
 constexpr char kBytesSuffix[] = "_bytes";
-// As of all rows.
-constexpr size_t kFeaturesMax = 64;
 
 uint64_t NumbersOf(const TextField& field) {
   uint64_t numbers = 1;

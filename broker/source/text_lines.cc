@@ -1,15 +1,14 @@
 // The files are read once when they are opened, to find their lines. A line
 // ends at "\n" or "\r\n"; the last one may lack it.
-#include "broker/source/text_lines.h"
-
 #include <unistd.h>
 
 #include <algorithm>
 #include <cstring>
 
 #include "broker/declare/declaration.h"
-#include "broker/index/index.h"
 #include "broker/io/read.h"
+#include "broker/source/indexed_source.h"
+#include "broker/source/kinds.h"
 #include "broker/source/text_scan.h"
 #include "common/quantity.h"
 
@@ -52,25 +51,17 @@ LongLines FindLongLines(const Index& index, uint64_t max_bytes) {
   return found;
 }
 
-class TextLines final : public Source {
+class TextLines final : public IndexedSource {
  public:
   TextLines(const TextLinesSource& spec, Index index)
-      : max_bytes_(spec.max_bytes),
-        cuts_(spec.longer == TextLinesSource::Longer::kCut),
-        index_(std::move(index)),
-        longer_(FindLongLines(index_, max_bytes_)),
-        raw_spec_(
-            {{{"text", DType::kUint8, {static_cast<int64_t>(spec.max_bytes)}},
-              false},
-             {{"bytes", DType::kInt64, {}}, false}}) {}
-
-  uint64_t record_count() const override { return index_.records(); }
-  const RawSpec& raw_spec() const override { return raw_spec_; }
-  uint64_t memory_bytes() const override { return index_.memory_bytes(); }
-  bool Changed() const override { return index_.Changed(); }
-  std::string io() const override { return IoText(0); }
-  std::string fingerprint() const override { return index_.fingerprint(); }
-  void AddTimes(Fingerprint* to) const override { index_.files().AddTimes(to); }
+      : IndexedSource(
+            std::move(index),
+            RawSpecOf(ElementSpec{
+                {"text", DType::kUint8, {static_cast<int64_t>(spec.max_bytes)}},
+                {"bytes", DType::kInt64, {}}})),
+        max_bytes_(spec.max_bytes),
+        cuts_(spec.longer == LongerText::kCut),
+        longer_(FindLongLines(this->index(), max_bytes_)) {}
 
   std::string warning() const override {
     if (longer_.lines == 0) return "";
@@ -83,12 +74,8 @@ class TextLines final : public Source {
                 "them with `longer: cut`");
   }
 
-  Columns columns(uint64_t first) const override {
-    return ColumnsOf(index_, first);
-  }
-  void Expect(uint64_t record) const override { index_.Expect(record); }
   void Locate(uint64_t record, ReadRequest* request) const override {
-    const Index::Record line = index_.At(record);
+    const Index::Record line = index().At(record);
     // With a "\r" that belongs to its end.
     line.file->Locate(line.offsets[0],
                       std::min<uint64_t>(line.bytes[0], max_bytes_ + 1),
@@ -98,7 +85,7 @@ class TextLines final : public Source {
   Status Unpack(uint64_t record, const ReadBytes& read,
                 std::vector<std::byte>* scratch,
                 RawRecord* raw) const override {
-    uint64_t bytes = index_.At(record).bytes[0];
+    uint64_t bytes = index().At(record).bytes[0];
     if (!read.bytes.empty() &&
         std::memchr(read.bytes.data(), '\n', read.bytes.size()) != nullptr) {
       return DataLossError("{}: the file has changed since it was opened",
@@ -127,16 +114,14 @@ class TextLines final : public Source {
   }
 
   std::string Describe(uint64_t record) const override {
-    const Index::Record line = index_.At(record);
+    const Index::Record line = index().At(record);
     return Format("{}, line {}", line.file->path(), line.number + 1);
   }
 
  private:
   const uint64_t max_bytes_;
   const bool cuts_;
-  const Index index_;
   const LongLines longer_;
-  const RawSpec raw_spec_;
 };
 
 }  // namespace
@@ -158,17 +143,14 @@ const Declaration<TextLinesSource>& TextLinesSource::Declared() {
                     WholeNumber<uint64_t>(1, kMaxBytesMax),
                     "room for a line in each row; `longer` says what becomes "
                     "of a longer line")
-          .Optional(
-              "longer", &TextLinesSource::longer,
-              Words<Longer>({{"fail", Longer::kFail}, {"cut", Longer::kCut}}),
-              "a line of more than max_bytes is an error of its sample "
-              "(on_error applies), or loses its end, perhaps within a "
-              "character; `penstock check` counts them");
+          .Optional("longer", &TextLinesSource::longer, LongerTextType(),
+                    "a line of more than max_bytes is an error of its sample "
+                    "(on_error applies), or loses its end, perhaps within a "
+                    "character; `penstock check` counts them");
   return declared;
 }
 
-StatusOr<std::unique_ptr<Source>> TextLinesSource::Open(
-    OpenProgress* progress) const {
+OpenedSource TextLinesSource::Open(OpenProgress* progress) const {
   PENSTOCK_ASSIGN_OR_RETURN(
       Index index,
       Index::Open(files, {.kind = "text_lines", .scan = FindLines}, progress));

@@ -1,13 +1,15 @@
-#include "broker/source/tfrecord.h"
-
+// A record is: length u64, its masked CRC-32C u32, data, its masked CRC-32C u32
+// (tensorflow/core/lib/io/record_writer.h). The scan reads lengths and checks
+// their checksums; a read checks the data's.
 #include <algorithm>
-#include <cstring>
 
 #include "broker/declare/declaration.h"
 #include "broker/index/crc32c.h"
-#include "broker/index/index.h"
+#include "broker/index/values.h"
 #include "broker/io/read.h"
-#include "broker/source/example_features.h"
+#include "broker/source/example.h"
+#include "broker/source/indexed_source.h"
+#include "broker/source/kinds.h"
 #include "common/quantity.h"
 
 namespace penstock {
@@ -20,13 +22,6 @@ constexpr uint64_t kDataBytesMax = kRecordBytesMax - kFooterBytes;
 uint32_t MaskedCrc(std::span<const std::byte> bytes) {
   const uint32_t crc = Crc32c(bytes);
   return ((crc >> 15) | (crc << 17)) + 0xa282ead8;
-}
-
-template <typename T>
-T NumberAt(std::span<const std::byte> bytes, size_t at) {
-  T number;
-  std::memcpy(&number, bytes.data() + at, sizeof(number));
-  return number;
 }
 
 Status NotARecordError(const std::string& path, uint64_t number,
@@ -66,10 +61,10 @@ Status FindTfrecords(ScannedFile* file, RecordSink* records) {
     if (left < kHeaderBytes) return truncated(kHeaderBytes);
     PENSTOCK_ASSIGN_OR_RETURN(const std::span<const std::byte> header,
                               file->At(at, kHeaderBytes));
-    if (MaskedCrc(header.first(8)) != NumberAt<uint32_t>(header, 8)) {
+    if (MaskedCrc(header.first(8)) != ValueAt<uint32_t>(&header[8])) {
       return NotARecordError(file->path(), number, at, header);
     }
-    const auto bytes = NumberAt<uint64_t>(header, 0);
+    const auto bytes = ValueAt<uint64_t>(header.data());
     constexpr uint64_t kAround = kHeaderBytes + kFooterBytes;
     if (left < kAround || bytes > left - kAround) {
       return truncated(bytes < UINT64_MAX - kAround ? bytes + kAround
@@ -83,27 +78,14 @@ Status FindTfrecords(ScannedFile* file, RecordSink* records) {
 
 // ---- the source
 
-class Tfrecord final : public Source {
+class Tfrecord final : public IndexedSource {
  public:
   Tfrecord(const RecordFeatures& features, Index index)
-      : features_(features),
-        raw_spec_(RawSpecOf(features)),
-        index_(std::move(index)) {}
+      : IndexedSource(std::move(index), RawSpecOf(features)),
+        features_(features) {}
 
-  uint64_t record_count() const override { return index_.records(); }
-  const RawSpec& raw_spec() const override { return raw_spec_; }
-  uint64_t memory_bytes() const override { return index_.memory_bytes(); }
-  bool Changed() const override { return index_.Changed(); }
-  std::string io() const override { return IoText(index_.files()[0].align()); }
-  std::string fingerprint() const override { return index_.fingerprint(); }
-  void AddTimes(Fingerprint* to) const override { index_.files().AddTimes(to); }
-
-  Columns columns(uint64_t first) const override {
-    return ColumnsOf(index_, first);
-  }
-  void Expect(uint64_t record) const override { index_.Expect(record); }
   void Locate(uint64_t record, ReadRequest* request) const override {
-    const Index::Record place = index_.At(record);
+    const Index::Record place = index().At(record);
     const uint64_t bytes = place.bytes[0];
     place.file->Locate(place.offsets[0],
                        bytes > kDataBytesMax ? 0 : bytes + kFooterBytes,
@@ -112,7 +94,7 @@ class Tfrecord final : public Source {
 
   StatusOr<std::span<const std::byte>> Data(uint64_t record,
                                             const ReadBytes& read) const {
-    const uint64_t bytes = index_.At(record).bytes[0];
+    const uint64_t bytes = index().At(record).bytes[0];
     if (bytes > kDataBytesMax) {
       return DataLossError("{} bytes{}; a record has at most {}", bytes,
                            bytes == UINT32_MAX ? " or more" : "",
@@ -122,7 +104,7 @@ class Tfrecord final : public Source {
       return InternalError("{} bytes were read", read.bytes.size());
     }
     const std::span<const std::byte> data = read.bytes.first(bytes);
-    if (MaskedCrc(data) != NumberAt<uint32_t>(read.bytes, bytes)) {
+    if (MaskedCrc(data) != ValueAt<uint32_t>(&read.bytes[bytes])) {
       return DataLossError("the checksum of its data is wrong");
     }
     return data;
@@ -138,15 +120,13 @@ class Tfrecord final : public Source {
   }
 
   std::string Describe(uint64_t record) const override {
-    const Index::Record place = index_.At(record);
+    const Index::Record place = index().At(record);
     return Format("{}, record {} at offset {}", place.file->path(),
                   place.number, place.offsets[0] - kHeaderBytes);
   }
 
  private:
   const ExampleFeatures features_;
-  const RawSpec raw_spec_;
-  const Index index_;
 };
 
 // What records have, for a spec without features.
@@ -205,8 +185,7 @@ const Declaration<TfrecordSource>& TfrecordSource::Declared() {
   return declared;
 }
 
-StatusOr<std::unique_ptr<Source>> TfrecordSource::Open(
-    OpenProgress* progress) const {
+OpenedSource TfrecordSource::Open(OpenProgress* progress) const {
   PENSTOCK_ASSIGN_OR_RETURN(
       Index index,
       Index::Open(files, {.kind = "tfrecord", .scan = FindTfrecords},

@@ -1,15 +1,14 @@
 // Where a sequence is follows from its number: nothing is kept in memory.
-#include "broker/source/tokens.h"
-
 #include <algorithm>
 #include <bit>
 #include <cstring>
-#include <limits>
 
 #include "broker/declare/declaration.h"
 #include "broker/index/fingerprint.h"
+#include "broker/index/values.h"
 #include "broker/io/read.h"
-#include "broker/source/concatenation.h"
+#include "broker/source/indexed_source.h"
+#include "broker/source/kinds.h"
 #include "broker/source/npy_header.h"
 
 namespace penstock {
@@ -43,8 +42,7 @@ ValueType<Stored> StoredType() {
 template <typename From, typename To>
 size_t ConvertEach(const std::byte* from, size_t tokens, std::byte* to) {
   for (size_t i = 0; i < tokens; ++i) {
-    From token;
-    std::memcpy(&token, from + i * sizeof(From), sizeof(From));
+    const auto token = ValueAt<From>(from + i * sizeof(From));
     const To converted = static_cast<To>(token);
     if (static_cast<From>(converted) != token ||
         (std::is_unsigned_v<From> && converted < 0)) {
@@ -114,62 +112,53 @@ StatusOr<FileTokens> FindTokens(const TokensSource& spec, const DataFile& file,
   return FileTokens{stored, spec.header_bytes, data / Of(stored).bytes};
 }
 
-class Tokens final : public Source {
+class Tokens final : public EvenSource {
  public:
-  Tokens(const TokensSource& spec, DataFiles files, Stored stored)
-      : files_(std::move(files)),
+  Tokens(const TokensSource& spec, DataFiles files, Stored stored,
+         Layout layout)
+      : EvenSource(std::move(files), std::move(layout), RawSpecFor(spec)),
         stored_(stored),
         output_dtype_(spec.output_dtype),
         as_stored_(Of(stored).name == DTypeName(output_dtype_)),
         length_(spec.sequence_length),
-        tokens_read_(length_ + (HasTargets(spec) ? 1 : 0)),
-        stride_(spec.stride.value_or(length_)) {
-    const std::vector<int64_t> shape = {static_cast<int64_t>(length_)};
-    raw_spec_.push_back({{"input", output_dtype_, shape}, false});
-    if (HasTargets(spec)) {
-      raw_spec_.push_back({{"target", output_dtype_, shape}, false});
+        tokens_read_(TokensRead(spec)) {}
+
+  // Where the sequences are. InvalidArgument: a file has fewer tokens than one.
+  static StatusOr<Layout> LayOut(const TokensSource& spec,
+                                 const DataFiles& files,
+                                 const std::vector<FileTokens>& tokens) {
+    const uint64_t wanted = TokensRead(spec);
+    const uint64_t bytes = Of(tokens.front().stored).bytes;
+    const uint64_t stride = spec.stride.value_or(spec.sequence_length);
+    Layout layout = {.record_bytes = wanted * bytes,
+                     .step_bytes = stride * bytes};
+    for (size_t i = 0; i < tokens.size(); ++i) {
+      if (tokens[i].tokens < wanted) {
+        return InvalidArgumentError(
+            "{} has {} tokens, fewer than a sequence ({}{}); leave it out, or "
+            "join short files",
+            files[i].path(), tokens[i].tokens, wanted,
+            HasTargets(spec) ? ", the last target included" : "");
+      }
+      PENSTOCK_RETURN_IF_ERROR(
+          layout.records.Append((tokens[i].tokens - wanted) / stride + 1));
+      layout.data_at.push_back(tokens[i].data_at);
     }
+    return layout;
   }
 
-  // Adds the tokens of the next file.
-  Status Add(const FileTokens& file) {
-    if (file.tokens < tokens_read_) {
-      return InvalidArgumentError(
-          "{} has {} tokens, fewer than a sequence ({}{}); leave it out, or "
-          "join short files",
-          files_[data_at_.size()].path(), file.tokens, tokens_read_,
-          tokens_read_ == length_ ? "" : ", the last target included");
-    }
-    PENSTOCK_RETURN_IF_ERROR(
-        sequences_.Append((file.tokens - tokens_read_) / stride_ + 1));
-    data_at_.push_back(file.data_at);
-    return OkStatus();
-  }
-  Status ChooseIo(Io io) { return files_.ChooseIo(io, BytesRead()); }
-
-  uint64_t record_count() const override { return sequences_.count(); }
-  const RawSpec& raw_spec() const override { return raw_spec_; }
-  uint64_t memory_bytes() const override { return 0; }
-  bool Changed() const override { return files_.Changed(); }
-  std::string io() const override { return IoText(files_[0].align()); }
   std::string fingerprint() const override {
     Fingerprint fingerprint("tokens");
     fingerprint.Add(static_cast<uint64_t>(stored_));
     fingerprint.Add(tokens_read_);
-    fingerprint.Add(stride_);
-    fingerprint.Add(std::as_bytes(std::span(data_at_)));
-    fingerprint.Add(files_);
+    fingerprint.Add(layout().step_bytes / Of(stored_).bytes);
+    fingerprint.Add(std::as_bytes(std::span(layout().data_at)));
+    fingerprint.Add(files());
     return fingerprint.Hex();
   }
-  void AddTimes(Fingerprint* to) const override { files_.AddTimes(to); }
   std::optional<size_t> plain_feature() const override {
-    if (!as_stored_ || raw_spec_.size() != 1) return std::nullopt;
+    if (!as_stored_ || raw_spec().size() != 1) return std::nullopt;
     return 0;
-  }
-
-  void Locate(uint64_t record, ReadRequest* request) const override {
-    const Place place = PlaceOf(record);
-    place.file->Locate(place.offset, BytesRead(), request);
   }
 
   Status Unpack(uint64_t record, const ReadBytes& read,
@@ -194,47 +183,33 @@ class Tokens final : public Source {
     }
     const uint64_t bytes = length_ * token_bytes;
     raw->assign({tokens.first(bytes)});
-    if (raw_spec_.size() == 2) raw->push_back(tokens.subspan(token_bytes));
+    if (raw_spec().size() == 2) raw->push_back(tokens.subspan(token_bytes));
     return OkStatus();
   }
 
-  std::string_view FileOf(uint64_t record) const override {
-    return PlaceOf(record).file->path();
-  }
-  std::string Describe(uint64_t record) const override {
-    const Place place = PlaceOf(record);
-    return Format("{}, offset {}", place.file->path(), place.offset);
-  }
-
  private:
-  struct Place {
-    const DataFile* file;
-    uint64_t offset;
-  };
-
   static bool HasTargets(const TokensSource& spec) {
     return spec.targets == TokensSource::Targets::kShifted;
   }
-
-  // For a sequence.
-  uint64_t BytesRead() const { return tokens_read_ * Of(stored_).bytes; }
-
-  Place PlaceOf(uint64_t record) const {
-    const auto [file, sequence] = sequences_.Find(record);
-    return {&files_[file],
-            data_at_[file] + sequence * stride_ * Of(stored_).bytes};
+  // Those of a sequence, with the last target.
+  static uint64_t TokensRead(const TokensSource& spec) {
+    return spec.sequence_length + (HasTargets(spec) ? 1 : 0);
+  }
+  static RawSpec RawSpecFor(const TokensSource& spec) {
+    const Feature input = {"input",
+                           spec.output_dtype,
+                           {static_cast<int64_t>(spec.sequence_length)}};
+    Feature target = input;
+    target.name = "target";
+    return RawSpecOf(HasTargets(spec) ? ElementSpec{input, target}
+                                      : ElementSpec{input});
   }
 
-  DataFiles files_;
   const Stored stored_;
   const DType output_dtype_;
   const bool as_stored_;
   const uint64_t length_;
   const uint64_t tokens_read_;  // of a sequence
-  const uint64_t stride_;
-  RawSpec raw_spec_;
-  std::vector<uint64_t> data_at_;  // in each file
-  Concatenation sequences_;
 };
 
 }  // namespace
@@ -275,8 +250,7 @@ const Declaration<TokensSource>& TokensSource::Declared() {
   return declared;
 }
 
-StatusOr<std::unique_ptr<Source>> TokensSource::Open(
-    OpenProgress* progress) const {
+OpenedSource TokensSource::Open(OpenProgress* progress) const {
   PENSTOCK_ASSIGN_OR_RETURN(DataFiles opened,
                             DataFiles::Open(files, *progress));
   std::vector<FileTokens> found;
@@ -291,13 +265,10 @@ StatusOr<std::unique_ptr<Source>> TokensSource::Open(
           Of(found.back().stored).name);
     }
   }
-  auto source =
-      std::make_unique<Tokens>(*this, std::move(opened), found.front().stored);
-  for (const FileTokens& file : found) {
-    PENSTOCK_RETURN_IF_ERROR(source->Add(file));
-  }
-  PENSTOCK_RETURN_IF_ERROR(source->ChooseIo(io));
-  return std::unique_ptr<Source>(std::move(source));
+  PENSTOCK_ASSIGN_OR_RETURN(auto layout, Tokens::LayOut(*this, opened, found));
+  PENSTOCK_RETURN_IF_ERROR(opened.ChooseIo(io, layout.record_bytes));
+  return std::unique_ptr<Source>(new Tokens(
+      *this, std::move(opened), found.front().stored, std::move(layout)));
 }
 
 }  // namespace penstock

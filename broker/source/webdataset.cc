@@ -1,27 +1,25 @@
 // What is a sample, and which member has which name, is as in webdataset
 // (github.com/webdataset/webdataset, tariterators), but for one thing: the
 // members of a sample need not be neighbours within their file.
-#include "broker/source/webdataset.h"
-
 #include <algorithm>
 #include <array>
-#include <charconv>
-#include <cstring>
 #include <map>
 #include <set>
 #include <unordered_map>
 
 #include "broker/declare/declaration.h"
-#include "broker/index/index.h"
+#include "broker/index/values.h"
 #include "broker/io/read.h"
+#include "broker/source/indexed_source.h"
+#include "broker/source/kinds.h"
 #include "broker/source/npy_header.h"
 #include "broker/source/tar_scan.h"
+#include "common/layout.h"
 #include "common/printable.h"
 
 namespace penstock {
 namespace {
 
-constexpr size_t kFeaturesMax = 64;  // CheckFeatureNames
 // Members this near each other are read at once: about what storage reads in
 // the time of another request.
 constexpr uint64_t kGapBytesMax = 64 << 10;
@@ -196,11 +194,8 @@ class MemberProposal {
     if (const auto header =
             ParseNpyHeader("", std::as_bytes(std::span(head)), bytes);
         header.ok() && header->dtype()) {
-      array = Format("dtype: {}, shape: [", header->DTypeText());
-      for (size_t i = 0; i < header->shape.size(); ++i) {
-        array += Format("{}{}", i == 0 ? "" : ", ", header->shape[i]);
-      }
-      array += "]";
+      array = Format("dtype: {}, shape: [{}]", header->DTypeText(),
+                     JoinText(header->shape, ", "));
     }
     if (seen.samples == 1) seen.array = array;
     seen.same_array &= !array.empty() && array == seen.array;
@@ -312,12 +307,11 @@ Status AskFeaturesError(const FilePatterns& files, OpenProgress* progress) {
   return scan.ok() ? proposal.Error(file.path()) : scan.status();
 }
 
-class Webdataset final : public Source {
+class Webdataset final : public IndexedSource {
  public:
   Webdataset(const WebdatasetSource& spec, Index index)
-      : features_(spec.features),
-        raw_spec_(RawSpecOf(spec.features)),
-        index_(std::move(index)) {
+      : IndexedSource(std::move(index), RawSpecOf(spec.features)),
+        features_(spec.features) {
     for (const RecordFeature& each : features_) {
       defaults_.push_back(each.otherwise ? DefaultBytes(each)
                                          : std::vector<std::byte>());
@@ -326,15 +320,8 @@ class Webdataset final : public Source {
     }
   }
 
-  uint64_t record_count() const override { return index_.records(); }
-  const RawSpec& raw_spec() const override { return raw_spec_; }
-  uint64_t memory_bytes() const override { return index_.memory_bytes(); }
-  bool Changed() const override { return index_.Changed(); }
-  std::string io() const override { return IoText(index_.files()[0].align()); }
-  std::string fingerprint() const override { return index_.fingerprint(); }
-  void AddTimes(Fingerprint* to) const override { index_.files().AddTimes(to); }
   std::string warning() const override {
-    const Index::OddEnds odd = index_.odd_ends();
+    const Index::OddEnds odd = index().odd_ends();
     if (odd.files == 0) return "";
     return Format(
         "{}, offset {}: {}{}", odd.first->path(), odd.offset,
@@ -346,18 +333,14 @@ class Webdataset final : public Source {
         odd.files == 1 ? "" : Format(" (one of {} such files)", odd.files));
   }
   std::string left_out() const override {
-    const uint64_t count = index_.left_out();
+    const uint64_t count = index().left_out();
     return count == 0 ? ""
                       : Format("{} sample{} that lack a member", count,
                                count == 1 ? "" : "s");
   }
 
-  Columns columns(uint64_t first) const override {
-    return ColumnsOf(index_, first);
-  }
-  void Expect(uint64_t record) const override { index_.Expect(record); }
   void Locate(uint64_t record, ReadRequest* request) const override {
-    const Index::Record sample = index_.At(record);
+    const Index::Record sample = index().At(record);
     const std::optional<Span> span = SpanOf(sample);
     if (span) {
       sample.file->Locate(span->begin, span->end - span->begin, request);
@@ -375,7 +358,7 @@ class Webdataset final : public Source {
   Status Unpack(uint64_t record, const ReadBytes& read,
                 std::vector<std::byte>* scratch,
                 RawRecord* raw) const override {
-    const Index::Record sample = index_.At(record);
+    const Index::Record sample = index().At(record);
     for (size_t i = 0; i < features_.size(); ++i) {
       if (sample.bytes[i] <= kRecordBytesMax) continue;
       return DataLossError(
@@ -409,7 +392,7 @@ class Webdataset final : public Source {
   }
 
   std::string Describe(uint64_t record) const override {
-    const Index::Record sample = index_.At(record);
+    const Index::Record sample = index().At(record);
     const uint64_t first =
         *std::min_element(sample.offsets.begin(), sample.offsets.end());
     return Format(
@@ -514,9 +497,7 @@ class Webdataset final : public Source {
     text.remove_prefix(std::min(text.find_first_not_of(kSpace), text.size()));
     text = text.substr(0, text.find_last_not_of(kSpace) + 1);
     int64_t number = 0;
-    const auto [end, error] =
-        std::from_chars(text.data(), text.data() + text.size(), number);
-    if (error != std::errc() || end != text.data() + text.size() ||
+    if (!ParseNumber(text, &number) ||
         !StoreNumber(number, feature.dtype, room.data())) {
       return DataLossError("wanted a whole number that fits {}, found '{}'",
                            DTypeName(feature.dtype),
@@ -548,8 +529,6 @@ class Webdataset final : public Source {
   }
 
   const RecordFeatures features_;
-  const RawSpec raw_spec_;
-  const Index index_;
   std::vector<std::vector<std::byte>> defaults_;  // by feature
   std::vector<bool> numbers_;                     // by feature: written as text
   uint64_t room_ = 0;
@@ -589,8 +568,7 @@ const Declaration<WebdatasetSource>& WebdatasetSource::Declared() {
   return declared;
 }
 
-StatusOr<std::unique_ptr<Source>> WebdatasetSource::Open(
-    OpenProgress* progress) const {
+OpenedSource WebdatasetSource::Open(OpenProgress* progress) const {
   if (features.empty()) return AskFeaturesError(files, progress);
   const RecordScanner scanner = {
       .kind = "webdataset",

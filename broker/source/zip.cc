@@ -1,13 +1,11 @@
-#include "broker/source/zip.h"
-
 #include <algorithm>
-#include <limits>
 #include <utility>
 
 #include "broker/declare/declaration.h"
 #include "broker/declare/spec_path.h"
 #include "broker/index/fingerprint.h"
 #include "broker/plan/select.h"
+#include "broker/source/kinds.h"
 #include "broker/source/parts.h"
 #include "broker/source/selection.h"
 #include "common/quantity.h"
@@ -15,30 +13,21 @@
 namespace penstock {
 namespace {
 
-struct ZippedPart {
-  std::unique_ptr<Source> source;
-  std::unique_ptr<Order> order;
-  std::string prefix;
-  Selection selection;
-
-  uint64_t RecordOf(uint64_t row) const { return order->At(row, 0, {}).record; }
-};
-
 // The reads of a record's part.
 size_t RangesOf(const ReadRequest& request) {
   return request.kind == ReadRequest::Kind::kNone ? 0 : 1 + request.more.size();
 }
 
-class Zip final : public Source {
+class Zip final : public SourceOfParts {
  public:
-  Zip(std::vector<ZippedPart> parts, RawSpec raw_spec)
-      : parts_(std::move(parts)), raw_spec_(std::move(raw_spec)) {
-    records_ = parts_[0].order->size();
-    for (const ZippedPart& part : parts_) {
+  Zip(std::vector<OpenedPart> parts, RawSpec raw_spec)
+      : SourceOfParts(std::move(parts)), raw_spec_(std::move(raw_spec)) {
+    records_ = opened()[0].order->size();
+    for (const OpenedPart& part : opened()) {
       records_ = std::min(records_, part.order->size());
     }
-    for (size_t i = 0; i < parts_.size(); ++i) {
-      for (size_t f = 0; f < parts_[i].source->raw_spec().size(); ++f) {
+    for (size_t i = 0; i < opened().size(); ++i) {
+      for (size_t f = 0; f < opened()[i].source->raw_spec().size(); ++f) {
         features_.emplace_back(i, f);
       }
     }
@@ -46,25 +35,17 @@ class Zip final : public Source {
 
   uint64_t record_count() const override { return records_; }
   const RawSpec& raw_spec() const override { return raw_spec_; }
-  uint64_t memory_bytes() const override {
-    uint64_t bytes = 0;
-    for (const ZippedPart& part : parts_) {
-      bytes += part.source->memory_bytes() + part.order->memory_bytes() +
-               part.selection.memory_bytes();
-    }
-    return bytes;
-  }
 
   bool KnownNumber(uint64_t record, size_t feature,
                    std::byte* number) const override {
     const auto [part, number_of] = features_[feature];
-    return parts_[part].source->KnownNumber(parts_[part].RecordOf(record),
-                                            number_of, number);
+    return opened()[part].source->KnownNumber(opened()[part].RecordOf(record),
+                                              number_of, number);
   }
   // The columns of each part that no part before it has.
   Columns columns(uint64_t first) const override {
     Columns columns;
-    for (const ZippedPart& part : parts_) {
+    for (const OpenedPart& part : opened()) {
       for (Column& column : part.source->columns(0)) {
         column.name = part.prefix + column.name;
         const bool known = std::any_of(
@@ -83,7 +64,7 @@ class Zip final : public Source {
 
   void Locate(uint64_t record, ReadRequest* request) const override {
     static_cast<ReadPart&>(*request) = {};
-    for (const ZippedPart& part : parts_) {
+    for (const OpenedPart& part : opened()) {
       ReadRequest of_part;
       part.source->Locate(part.RecordOf(record), &of_part);
       if (of_part.kind == ReadRequest::Kind::kNone) continue;
@@ -97,7 +78,7 @@ class Zip final : public Source {
     }
   }
   void Expect(uint64_t record) const override {
-    for (const ZippedPart& part : parts_) {
+    for (const OpenedPart& part : opened()) {
       part.source->Expect(part.RecordOf(record));
     }
   }
@@ -110,7 +91,7 @@ class Zip final : public Source {
     // scratch of all.
     std::vector<std::pair<size_t, size_t>> unpacked;
     size_t range = 0;
-    for (const ZippedPart& part : parts_) {
+    for (const OpenedPart& part : opened()) {
       const uint64_t of_part = part.RecordOf(record);
       ReadRequest request;
       part.source->Locate(of_part, &request);
@@ -142,32 +123,25 @@ class Zip final : public Source {
     }
     return OkStatus();
   }
-  bool Changed() const override {
-    return std::any_of(
-        parts_.begin(), parts_.end(), [](const ZippedPart& part) {
-          return part.source->Changed() || part.selection.Changed();
-        });
-  }
 
   std::string Describe(uint64_t record) const override {
     std::string text;
-    for (const ZippedPart& part : parts_) {
+    for (const OpenedPart& part : opened()) {
       text += (text.empty() ? "" : "; ") +
               part.source->Describe(part.RecordOf(record));
     }
     return text;
   }
-  std::string io() const override { return Joined(&Source::io, ", "); }
   std::vector<std::string> class_names() const override {
-    for (const ZippedPart& part : parts_) {
+    for (const OpenedPart& part : opened()) {
       if (auto names = part.source->class_names(); !names.empty()) return names;
     }
     return {};
   }
   std::string warning() const override {
     std::string text = Joined(&Source::warning, "; ");
-    for (size_t i = 0; i < parts_.size(); ++i) {
-      const uint64_t records = parts_[i].order->size();
+    for (size_t i = 0; i < opened().size(); ++i) {
+      const uint64_t records = opened()[i].order->size();
       if (records == records_) continue;
       return text + (text.empty() ? "" : "; ") +
              Format(
@@ -177,25 +151,13 @@ class Zip final : public Source {
     }
     return text;
   }
-  std::string left_out() const override {
-    return Joined(&Source::left_out, "; ");
-  }
-  void AddDigests(FileDigests* digests) const override {
-    for (const ZippedPart& part : parts_) {
-      part.source->AddDigests(digests);
-      part.selection.AddDigests(digests);
-    }
-  }
   std::string fingerprint() const override {
     Fingerprint all("zip");
-    for (const ZippedPart& part : parts_) {
+    for (const OpenedPart& part : opened()) {
       all.Add(part.source->fingerprint());
       all.Add(part.source->record_count());
     }
     return all.Hex();
-  }
-  void AddTimes(Fingerprint* to) const override {
-    for (const ZippedPart& part : parts_) part.source->AddTimes(to);
   }
 
  private:
@@ -213,14 +175,7 @@ class Zip final : public Source {
     }
     return {read.bytes.subspan(begin, end - begin), *ends};
   }
-  std::string Joined(std::string (Source::*text)() const,
-                     std::string_view between) const {
-    std::vector<const Source*> sources;
-    for (const ZippedPart& part : parts_) sources.push_back(part.source.get());
-    return JoinedTexts(sources, text, between);
-  }
 
-  const std::vector<ZippedPart> parts_;
   const RawSpec raw_spec_;
   uint64_t records_ = 0;
   std::vector<std::pair<size_t, size_t>> features_;  // part, feature of it
@@ -253,9 +208,9 @@ const Declaration<ZipSource>& ZipSource::Declared() {
   return declared;
 }
 
-StatusOr<std::unique_ptr<Source>> ZipSource::Open(
-    OpenProgress* progress, const FunctionOptions& functions) const {
-  std::vector<ZippedPart> opened;
+OpenedSource ZipSource::Open(OpenProgress* progress,
+                             const FunctionOptions& functions) const {
+  std::vector<OpenedPart> zipped;
   RawSpec raw_spec;
   for (size_t i = 0; i < parts.size(); ++i) {
     const std::string path = Format("zip.parts[{}]", i);
@@ -298,11 +253,11 @@ StatusOr<std::unique_ptr<Source>> ZipSource::Open(
       }
       raw_spec.push_back(std::move(raw));
     }
-    opened.push_back(
-        {*std::move(source), *std::move(order), prefix, *std::move(selection)});
+    zipped.push_back(
+        {*std::move(source), *std::move(selection), *std::move(order), prefix});
   }
   return std::unique_ptr<Source>(
-      std::make_unique<Zip>(std::move(opened), std::move(raw_spec)));
+      std::make_unique<Zip>(std::move(zipped), std::move(raw_spec)));
 }
 
 }  // namespace penstock

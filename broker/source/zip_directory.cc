@@ -2,10 +2,11 @@
 
 #include <algorithm>
 #include <bit>
-#include <cstring>
 #include <optional>
 #include <span>
 #include <unordered_set>
+
+#include "broker/index/values.h"
 
 namespace penstock {
 namespace {
@@ -33,13 +34,6 @@ constexpr uint16_t kIn64Of16 = UINT16_MAX;
 constexpr uint32_t kIn64Of32 = UINT32_MAX;
 
 using Bytes = std::span<const std::byte>;
-
-template <typename T>
-T At(Bytes bytes, size_t at) {
-  T value;
-  std::memcpy(&value, bytes.data() + at, sizeof(value));
-  return value;
-}
 
 Status Damaged(const DataFile& file, uint64_t offset, std::string_view what) {
   return DataLossError(
@@ -78,8 +72,8 @@ StatusOr<Directory> FindDirectory(const DataFile& file,
   std::optional<size_t> found;
   for (size_t at = tail.size() < kEndBytes ? 0 : tail.size() - kEndBytes + 1;
        at-- > 0 && !found;) {
-    if (At<uint32_t>(tail, at) == kDirectoryEnd &&
-        At<uint16_t>(tail, at + 20) == tail.size() - at - kEndBytes) {
+    if (ValueAt<uint32_t>(&tail[at]) == kDirectoryEnd &&
+        ValueAt<uint16_t>(&tail[at + 20]) == tail.size() - at - kEndBytes) {
       found = at;
     }
   }
@@ -89,26 +83,27 @@ StatusOr<Directory> FindDirectory(const DataFile& file,
         file.path());
   }
   const Bytes end = Bytes(tail).subspan(*found);
-  Directory directory{At<uint16_t>(end, 10), At<uint32_t>(end, 16),
-                      At<uint32_t>(end, 12), tail_at + *found};
-  uint64_t disk = At<uint16_t>(end, 4);
+  Directory directory{ValueAt<uint16_t>(&end[10]), ValueAt<uint32_t>(&end[16]),
+                      ValueAt<uint32_t>(&end[12]), tail_at + *found};
+  uint64_t disk = ValueAt<uint16_t>(&end[4]);
   const bool in_64 = directory.entries == kIn64Of16 ||
                      directory.at == kIn64Of32 || directory.bytes == kIn64Of32;
   if (in_64 && *found >= kZip64LocatorBytes &&
-      At<uint32_t>(tail, *found - kZip64LocatorBytes) == kZip64Locator) {
-    const uint64_t at = At<uint64_t>(tail, *found - kZip64LocatorBytes + 8);
+      ValueAt<uint32_t>(&tail[*found - kZip64LocatorBytes]) == kZip64Locator) {
+    const uint64_t at =
+        ValueAt<uint64_t>(&tail[*found - kZip64LocatorBytes + 8]);
     const uint64_t locator_at = directory.end_at - kZip64LocatorBytes;
     if (at > locator_at || locator_at - at < kZip64EndBytes) {
       return Damaged(file, locator_at, "its ZIP64 record is not before it");
     }
     PENSTOCK_ASSIGN_OR_RETURN(const std::vector<std::byte> zip64,
                               ReadAt(file, at, kZip64EndBytes, progress));
-    if (At<uint32_t>(zip64, 0) != kZip64End) {
+    if (ValueAt<uint32_t>(&zip64[0]) != kZip64End) {
       return Damaged(file, at, "wanted a ZIP64 record");
     }
-    directory = {At<uint64_t>(zip64, 32), At<uint64_t>(zip64, 48),
-                 At<uint64_t>(zip64, 40), at};
-    disk = At<uint32_t>(zip64, 16);
+    directory = {ValueAt<uint64_t>(&zip64[32]), ValueAt<uint64_t>(&zip64[48]),
+                 ValueAt<uint64_t>(&zip64[40]), at};
+    disk = ValueAt<uint32_t>(&zip64[16]);
   }
   if (disk != 0) {
     return InvalidArgumentError(
@@ -133,9 +128,9 @@ bool Take64(Bytes extra, bool has_size, uint64_t* packed, bool has_packed,
             uint64_t* header_at, bool has_header_at) {
   if (!has_size && !has_packed && !has_header_at) return true;
   while (extra.size() >= 4) {
-    const size_t bytes = At<uint16_t>(extra, 2);
+    const size_t bytes = ValueAt<uint16_t>(&extra[2]);
     if (bytes > extra.size() - 4) return false;
-    if (At<uint16_t>(extra, 0) != kZip64Extra) {
+    if (ValueAt<uint16_t>(&extra[0]) != kZip64Extra) {
       extra = extra.subspan(4 + bytes);
       continue;
     }
@@ -146,7 +141,7 @@ bool Take64(Bytes extra, bool has_size, uint64_t* packed, bool has_packed,
           std::pair{has_header_at, header_at}}) {
       if (!has) continue;
       if (values.size() < sizeof(uint64_t)) return false;
-      *value = At<uint64_t>(values, 0);
+      *value = ValueAt<uint64_t>(&values[0]);
       values = values.subspan(sizeof(uint64_t));
     }
     return true;
@@ -170,24 +165,24 @@ StatusOr<std::vector<ZipMember>> ReadZipDirectory(const DataFile& file,
     const Bytes entry = Bytes(bytes).subspan(at);
     const uint64_t offset = directory.at + at;
     if (entry.size() < kEntryBytes ||
-        At<uint32_t>(entry, 0) != kDirectoryEntry) {
+        ValueAt<uint32_t>(&entry[0]) != kDirectoryEntry) {
       return Damaged(file, offset, "wanted an entry of its directory");
     }
-    const size_t name_bytes = At<uint16_t>(entry, 28);
-    const size_t extra_bytes = At<uint16_t>(entry, 30);
-    const size_t comment_bytes = At<uint16_t>(entry, 32);
+    const size_t name_bytes = ValueAt<uint16_t>(&entry[28]);
+    const size_t extra_bytes = ValueAt<uint16_t>(&entry[30]);
+    const size_t comment_bytes = ValueAt<uint16_t>(&entry[32]);
     if (name_bytes + extra_bytes + comment_bytes > entry.size() - kEntryBytes) {
       return Damaged(file, offset, "an entry ends behind its directory");
     }
     ZipMember& member = members.emplace_back();
     member.name.assign(
         reinterpret_cast<const char*>(entry.data()) + kEntryBytes, name_bytes);
-    member.is_encrypted = (At<uint16_t>(entry, 8) & 1) != 0;
-    member.method = At<uint16_t>(entry, 10);
-    member.bytes = At<uint32_t>(entry, 20);
-    member.header_at = At<uint32_t>(entry, 42);
+    member.is_encrypted = (ValueAt<uint16_t>(&entry[8]) & 1) != 0;
+    member.method = ValueAt<uint16_t>(&entry[10]);
+    member.bytes = ValueAt<uint32_t>(&entry[20]);
+    member.header_at = ValueAt<uint32_t>(&entry[42]);
     if (!Take64(entry.subspan(kEntryBytes + name_bytes, extra_bytes),
-                At<uint32_t>(entry, 24) == kIn64Of32, &member.bytes,
+                ValueAt<uint32_t>(&entry[24]) == kIn64Of32, &member.bytes,
                 member.bytes == kIn64Of32, &member.header_at,
                 member.header_at == kIn64Of32)) {
       return Damaged(file, offset, "an entry lacks its ZIP64 sizes");
@@ -214,13 +209,13 @@ StatusOr<uint64_t> FindZipData(const DataFile& file, const ZipMember& member,
   PENSTOCK_ASSIGN_OR_RETURN(
       const std::vector<std::byte> header,
       ReadAt(file, member.header_at, kLocalHeaderBytes, progress));
-  if (At<uint32_t>(header, 0) != kLocalHeader ||
-      At<uint16_t>(header, 8) != member.method ||
-      At<uint16_t>(header, 26) != member.name.size()) {
+  if (ValueAt<uint32_t>(&header[0]) != kLocalHeader ||
+      ValueAt<uint16_t>(&header[8]) != member.method ||
+      ValueAt<uint16_t>(&header[26]) != member.name.size()) {
     return Damaged(file, member.header_at, "wanted the header of a member");
   }
   const uint64_t data_at = member.header_at + kLocalHeaderBytes +
-                           member.name.size() + At<uint16_t>(header, 28);
+                           member.name.size() + ValueAt<uint16_t>(&header[28]);
   if (data_at > file.bytes() || member.bytes > file.bytes() - data_at) {
     return Damaged(file, data_at, "a member ends behind the file");
   }

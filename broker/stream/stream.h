@@ -33,7 +33,6 @@
 #include <map>
 #include <memory>
 #include <optional>
-#include <string>
 #include <vector>
 
 #include "broker/base/mutex.h"

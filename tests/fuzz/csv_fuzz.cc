@@ -8,8 +8,8 @@
 #include <string_view>
 #include <vector>
 
-#include "broker/source/csv.h"
 #include "broker/source/csv_rows.h"
+#include "broker/source/kinds.h"
 #include "tests/fuzz/file_of.h"
 #include "tests/fuzz/require.h"
 

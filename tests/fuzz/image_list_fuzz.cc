@@ -14,7 +14,7 @@
 #include <string_view>
 #include <vector>
 
-#include "broker/source/image_list.h"
+#include "broker/source/kinds.h"
 #include "tests/fuzz/file_of.h"
 #include "tests/fuzz/require.h"
 

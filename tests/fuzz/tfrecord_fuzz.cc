@@ -11,7 +11,7 @@
 #include <string_view>
 #include <vector>
 
-#include "broker/source/example_features.h"
+#include "broker/source/example.h"
 #include "broker/source/kinds.h"
 #include "common/fd.h"
 #include "tests/fuzz/require.h"

@@ -15,8 +15,6 @@
 #include <thread>
 #include <vector>
 
-#include "broker/io/guarded_copy.h"
-
 namespace penstock::cached_range_test {
 
 constexpr uint64_t kPage = 4096;

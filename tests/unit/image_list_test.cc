@@ -1,10 +1,9 @@
 // Promise: source image_list gives the pictures of a list in its order, with
 // labels by class or value, and errors that name file, line and column. Method:
 // lists and files written here; no picture is decoded.
-#include "broker/source/image_list.h"
-
 #include <gmock/gmock.h>
 
+#include "broker/source/kinds.h"
 #include "tests/unit/file_source.h"
 
 namespace penstock::image_list_test {

@@ -1,6 +1,8 @@
 // Promise: source json_lines gives the named values of each line, and an error
 // that names file, line and field where one is not as it should be. Method:
 // files written here; tests/python/test_lines.py compares with Python's json.
+#include "broker/source/json_lines.h"
+
 #include <gmock/gmock.h>
 
 #include "tests/unit/file_source.h"

@@ -2,8 +2,6 @@
 // read once, and what is in the cache folder is never a wrong value. Method:
 // files of comma-separated values, and of JSON, whose records the test knows;
 // caches that are damaged byte by byte, or of a file that was replaced.
-#include "broker/source/read_columns.h"
-
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -13,6 +11,7 @@
 #include <vector>
 
 #include "broker/job/dataset.h"
+#include "broker/source/selection.h"
 #include "tests/unit/file_source.h"
 
 namespace penstock::read_columns_test {

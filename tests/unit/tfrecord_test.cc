@@ -14,7 +14,7 @@
 #include "broker/declare/declaration.h"
 #include "broker/index/crc32c.h"
 #include "broker/io/read.h"
-#include "broker/source/example_features.h"
+#include "broker/source/example.h"
 #include "broker/source/kinds.h"
 
 namespace penstock::tfrecord_test {

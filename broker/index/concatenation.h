@@ -1,13 +1,13 @@
 // The records of several parts, such as files, numbered through.
-#ifndef BROKER_SOURCE_CONCATENATION_H_
-#define BROKER_SOURCE_CONCATENATION_H_
+#ifndef BROKER_INDEX_CONCATENATION_H_
+#define BROKER_INDEX_CONCATENATION_H_
 
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <vector>
 
-#include "broker/source/source.h"
+#include "common/exact_max.h"
 #include "common/status.h"
 
 namespace penstock {
@@ -15,8 +15,9 @@ namespace penstock {
 class Concatenation {
  public:
   Status Append(uint64_t records) {
-    if (records > kRecordsMax - count()) {
-      return InvalidArgumentError("more than {} records", kRecordsMax);
+    // More would not fit into a plan.
+    if (records > kExactMax - count()) {
+      return InvalidArgumentError("more than {} records", kExactMax);
     }
     ends_.push_back(count() + records);
     return OkStatus();
@@ -40,4 +41,4 @@ class Concatenation {
 };
 
 }  // namespace penstock
-#endif  // BROKER_SOURCE_CONCATENATION_H_
+#endif  // BROKER_INDEX_CONCATENATION_H_
