@@ -8,6 +8,7 @@
 
 #include <algorithm>
 #include <cstdio>
+#include <functional>
 #include <iterator>
 #include <string>
 #include <string_view>
@@ -35,19 +36,21 @@ void Print(std::FILE* file, fmt::format_string<Args...> format,
   std::fwrite(text.data(), 1, text.size(), file);
 }
 
-// Joins the elements of a range, each formatted as "{}".
-template <typename Iterator>
-std::string JoinText(Iterator first, Iterator last, const char* separator) {
+// Joins what is shown of the elements of a range, formatted as "{}".
+template <typename Iterator, typename Shown = std::identity>
+std::string JoinText(Iterator first, Iterator last, const char* separator,
+                     Shown shown = {}) {
   std::string text;
   for (Iterator it = first; it != last; ++it) {
     if (it != first) text += separator;
-    text += Format("{}", *it);
+    text += Format("{}", std::invoke(shown, *it));
   }
   return text;
 }
-template <typename Range>
-std::string JoinText(const Range& range, const char* separator) {
-  return JoinText(std::begin(range), std::end(range), separator);
+template <typename Range, typename Shown = std::identity>
+std::string JoinText(const Range& range, const char* separator,
+                     Shown shown = {}) {
+  return JoinText(std::begin(range), std::end(range), separator, shown);
 }
 
 // The pieces of a text between separators; behind one at its end there is none.

@@ -108,13 +108,10 @@ StatusOr<std::shared_ptr<Job>> Producers::JobToFeed(
   if (jobs[0]->failed()) return OverError(*jobs[0]);
   const ElementSpec& wanted = StreamOf(*jobs[0])->features;
   if (producer.features == ElementSpecToJson(wanted)) return jobs[0];
-  std::string text;
-  for (const Feature& feature : wanted) {
-    text += (text.empty() ? "" : ", ") + feature.ToString();
-  }
   return InvalidArgumentError(
       "job '{}' wants rows of {}, in this order; the producer has {:.200}",
-      name, text, producer.features.dump());
+      name, JoinText(wanted, ", ", &Feature::ToString),
+      producer.features.dump());
 }
 
 Status Producers::Join(uint64_t id, const std::shared_ptr<Job>& job) {

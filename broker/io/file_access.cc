@@ -192,10 +192,8 @@ StatusOr<Fd> FileAccess::Open(const std::string& path, int flags) const {
   if (kind_ == Kind::kUser) return OpenAsUser(path, flags);
   Place place;
   if (!Find(path, &place)) {
-    std::string roots;
-    for (const auto& root : roots_) {
-      roots += (roots.empty() ? "" : ", ") + root->path;
-    }
+    const std::string roots =
+        JoinText(roots_, ", ", [](const auto& root) { return root->path; });
     return PermissionDeniedError(
         "{}: not below a folder that the broker's configuration (`data`) lets "
         "you read{}",

@@ -52,9 +52,9 @@ Status CheckFilter(const YamlValue& value, FilterStep* filter) {
 const Declaration<FilterStep>& FilterStep::Declared() {
   const auto any = Number(-std::numeric_limits<double>::max(),
                           std::numeric_limits<double>::max());
-  const auto values = OrNothing(
-      List(Text("a value", [](std::string_view) { return true; }), 0,
-           kValuesMax, Format("a list of at most {} values", kValuesMax)));
+  const auto values = LeftOutAt(
+      {}, List(Text("a value", [](std::string_view) { return true; }), 0,
+               kValuesMax, Format("a list of at most {} values", kValuesMax)));
   static const auto declared =
       Declaration<FilterStep>(
           "filter",
@@ -65,7 +65,7 @@ const Declaration<FilterStep>& FilterStep::Declared() {
           "dataset is first opened, and kept in the cache folder. All that is "
           "given has to hold.")
           .Example("{column: label, in: [3, 5]}")
-          .Optional("column", &FilterStep::column, OrNothing(ColumnName()),
+          .Optional("column", &FilterStep::column, LeftOutAt({}, ColumnName()),
                     "its name")
           .Optional("records", &FilterStep::records, MaybePath(),
                     "instead of a column: a file of `penstock filter`, the "
@@ -76,9 +76,10 @@ const Declaration<FilterStep>& FilterStep::Declared() {
           .Optional("min", &FilterStep::min, Maybe(any), "at least this number")
           .Optional("max", &FilterStep::max, Maybe(any), "at most this number")
           .Optional("matches", &FilterStep::matches,
-                    OrNothing(Text(
-                        "a pattern",
-                        [](std::string_view text) { return !text.empty(); })),
+                    LeftOutAt({}, Text("a pattern",
+                                       [](std::string_view text) {
+                                         return !text.empty();
+                                       })),
                     "text that this pattern matches, with * and ?")
           .Check(CheckFilter);
   return declared;

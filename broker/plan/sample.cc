@@ -155,10 +155,10 @@ const Declaration<SampleStep>& SampleStep::Declared() {
           .Optional("rows", &SampleStep::rows,
                     Maybe(WholeNumber<uint64_t>(1, kExactMax)),
                     "of a pass; as many as there are records if absent")
-          .Optional("weight", &SampleStep::weight, OrNothing(ColumnName()),
+          .Optional("weight", &SampleStep::weight, LeftOutAt({}, ColumnName()),
                     "the column that has the weight of each record (see "
                     "filter)")
-          .Optional("by", &SampleStep::by, OrNothing(ColumnName()),
+          .Optional("by", &SampleStep::by, LeftOutAt({}, ColumnName()),
                     "the column whose values have weights")
           .Optional("weights", &SampleStep::weights, WeightsOfValues(),
                     "of a record of each value; those that are not named have "

@@ -29,15 +29,10 @@ std::vector<std::string> ColumnsOf(const SelectSpec& step) {
 }
 
 ValueType<std::vector<SelectSpec>> SelectSteps() {
-  auto steps = List(
-      OneKind<SelectSpec>(), 0, kStepsMax,
-      Format("a list of at most {} steps, such as [take: 1000]", kStepsMax));
-  // Left out where there is none.
-  steps.write = [write = steps.write](const auto& value,
-                                      nlohmann::ordered_json* out) {
-    if (!value.empty()) write(value, out);
-  };
-  return steps;
+  return LeftOutAt(
+      {}, List(OneKind<SelectSpec>(), 0, kStepsMax,
+               Format("a list of at most {} steps, such as [take: 1000]",
+                      kStepsMax)));
 }
 
 StatusOr<std::unique_ptr<Order>> Select(const std::vector<SelectSpec>& steps,

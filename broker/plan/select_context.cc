@@ -13,10 +13,7 @@ StatusOr<Column> FindColumn(const std::string& name,
     if (column.name == name) return column;
     known.insert(column.name);
   }
-  std::string names;
-  for (const std::string& each : known) {
-    names += (names.empty() ? "" : ", ") + each;
-  }
+  const std::string names = JoinText(known, ", ");
   return InvalidArgumentError(
       "this source has no column '{}'; it has {}", name,
       names.empty()

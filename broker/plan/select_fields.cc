@@ -37,8 +37,8 @@ ValueType<std::string> ColumnName() {
 }
 
 ValueType<FeatureValues<double>> WeightsOfValues() {
-  return OrNothing(
-      ValueOfEach(Number(0, 1e6), "{VALUE: a weight, ...}", CheckAnyKeys));
+  return LeftOutAt(
+      {}, ValueOfEach(Number(0, 1e6), "{VALUE: a weight, ...}", CheckAnyKeys));
 }
 
 ValueType<WhenOut> WhenOutWords() {

@@ -20,15 +20,5 @@ ValueType<std::string> ColumnName();
 ValueType<FeatureValues<double>> WeightsOfValues();
 ValueType<WhenOut> WhenOutWords();
 
-// Left out where it is empty.
-template <typename V>
-ValueType<V> OrNothing(ValueType<V> type) {
-  type.write = [write = type.write](const V& value,
-                                    nlohmann::ordered_json* out) {
-    if (!value.empty()) write(value, out);
-  };
-  return type;
-}
-
 }  // namespace penstock
 #endif  // BROKER_PLAN_SELECT_FIELDS_H_

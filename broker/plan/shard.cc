@@ -26,7 +26,7 @@ const Declaration<ShardStep>& ShardStep::Declared() {
                     WholeNumber<uint32_t>(0, kPartsMax - 1), "the first")
           .Required("of", &ShardStep::of, WholeNumber<uint32_t>(1, kPartsMax),
                     "n")
-          .Optional("by", &ShardStep::by, OrNothing(ColumnName()),
+          .Optional("by", &ShardStep::by, LeftOutAt({}, ColumnName()),
                     "every n-th value of this column with all its records, "
                     "such as `file`")
           .Check(CheckShard);

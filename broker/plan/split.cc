@@ -60,12 +60,9 @@ Status CheckSplit(const YamlValue& value, SplitStep* split) {
         Format("'{}' has the fraction 0: give it more", name));
   }
   if (!found) {
-    std::string known;
-    for (const auto& [name, fraction] : split->parts) {
-      known += (known.empty() ? "" : ", ") + name;
-    }
-    return value.Required("part").Error(
-        Format("'{}' is none of the parts: {}", split->part, known));
+    return value.Required("part").Error(Format(
+        "'{}' is none of the parts: {}", split->part,
+        JoinText(split->parts, ", ", &std::pair<std::string, double>::first)));
   }
   return OkStatus();
 }
@@ -90,7 +87,7 @@ const Declaration<SplitStep>& SplitStep::Declared() {
                     "the parts; each has its fraction of the records, to the "
                     "nearest record")
           .Required("part", &SplitStep::part, Name(), "which of them")
-          .Optional("by", &SplitStep::by, OrNothing(ColumnName()),
+          .Optional("by", &SplitStep::by, LeftOutAt({}, ColumnName()),
                     "records with one value of this column stay together, "
                     "also when others are added; the fractions are those of "
                     "the values, on average")
@@ -150,7 +147,7 @@ const Declaration<FoldStep>& FoldStep::Declared() {
                     Words<Part>({{"train", Part::kTrain},
                                  {"validation", Part::kValidation}}),
                     "validation: the records of the fold; train: all others")
-          .Optional("by", &FoldStep::by, OrNothing(ColumnName()),
+          .Optional("by", &FoldStep::by, LeftOutAt({}, ColumnName()),
                     "records with one value of this column stay together")
           .Optional("seed", &FoldStep::seed, Seeds(), "records are drawn by it")
           .Check(CheckFold);

@@ -462,17 +462,13 @@ class Idx final : public Source {
 }  // namespace
 
 const Declaration<IdxSource>& IdxSource::Declared() {
-  ValueType<std::string> labels = Path();
-  labels.write = [write = labels.write](const std::string& path, auto* out) {
-    if (!path.empty()) write(path, out);
-  };
   static const auto declared =
       Declaration<IdxSource>("idx",
                              "Files in the format of MNIST, plain or gzip.")
           .Gives("image as in the file; with labels, label int64")
           .Example("{images: images.gz, labels: labels.gz}")
           .Required("images", &IdxSource::images, Path(), "the file of images")
-          .Optional("labels", &IdxSource::labels, labels,
+          .Optional("labels", &IdxSource::labels, LeftOutAt({}, Path()),
                     "the file of labels; without it there is no label")
           .Optional("io", &IdxSource::io, IoType(), kIoText);
   return declared;

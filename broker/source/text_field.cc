@@ -125,10 +125,6 @@ void WriteDefault(const void* object, nlohmann::ordered_json* out) {
 }
 
 Declaration<TextField> DeclareField(const TextFieldOptions& options) {
-  ValueType<std::string> from = options.from;
-  from.write = [write = from.write](const std::string& text, auto* out) {
-    if (!text.empty()) write(text, out);
-  };
   Declaration<TextField> declared("field", "A value of a record.");
   if (options.with_pictures) {
     declared
@@ -143,7 +139,8 @@ Declaration<TextField> DeclareField(const TextFieldOptions& options) {
       .Optional("max_bytes", &TextField::max_bytes,
                 Maybe(WholeNumber<uint64_t>(1, kRecordBytesMax)),
                 "room for text in each row")
-      .Optional(options.from_key, &TextField::from, from, "")
+      .Optional(options.from_key, &TextField::from, LeftOutAt({}, options.from),
+                "")
       .Add({"default",
             "where there is no value",
             "a number, or text",

@@ -125,12 +125,9 @@ class Zip final : public SourceOfParts {
   }
 
   std::string Describe(uint64_t record) const override {
-    std::string text;
-    for (const OpenedPart& part : opened()) {
-      text += (text.empty() ? "" : "; ") +
-              part.source->Describe(part.RecordOf(record));
-    }
-    return text;
+    return JoinText(opened(), "; ", [record](const OpenedPart& part) {
+      return part.source->Describe(part.RecordOf(record));
+    });
   }
   std::vector<std::string> class_names() const override {
     for (const OpenedPart& part : opened()) {

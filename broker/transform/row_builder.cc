@@ -28,11 +28,10 @@ StatusOr<PathBuilder*> RowBuilder::Find(const std::string& name) const {
       (name == kDefaultFeature || name == kDefaultLabel)) {
     return paths_[0].get();
   }
-  std::string known;
-  for (const auto& path : paths_) {
-    known += (known.empty() ? "" : ", ") + path->feature().name;
-  }
-  return InvalidArgumentError("no feature '{}': give one of {}", name, known);
+  return InvalidArgumentError(
+      "no feature '{}': give one of {}", name,
+      JoinText(paths_, ", ",
+               [](const auto& path) { return path->feature().name; }));
 }
 
 StatusOr<std::vector<PathBuilder*>> RowBuilder::FindAll(

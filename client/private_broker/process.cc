@@ -51,10 +51,7 @@ void SetListenVariables(const std::vector<PassedDescriptor>& passed) {
     unsetenv(name);
   }
   if (passed.empty()) return;
-  std::string names;
-  for (const PassedDescriptor& descriptor : passed) {
-    names += (names.empty() ? "" : ":") + descriptor.name;
-  }
+  const std::string names = JoinText(passed, ":", &PassedDescriptor::name);
   setenv("LISTEN_FDS", std::to_string(passed.size()).c_str(), 1);
   setenv("LISTEN_FDNAMES", names.c_str(), 1);
   setenv("LISTEN_PID", std::to_string(getpid()).c_str(), 1);
