@@ -15,7 +15,6 @@
 #include "broker/registry/data_policy.h"
 #include "broker/sandbox/sandbox.h"
 #include "broker/user_code/trusted_code.h"
-#include "common/quantity.h"
 #include "common/status.h"
 
 namespace penstock {

@@ -9,7 +9,6 @@
 
 #include <cassert>
 #include <cerrno>
-#include <cstring>
 #include <optional>
 #include <string>
 #include <utility>

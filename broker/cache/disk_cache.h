@@ -22,7 +22,6 @@
 #ifndef BROKER_CACHE_DISK_CACHE_H_
 #define BROKER_CACHE_DISK_CACHE_H_
 
-#include <array>
 #include <atomic>
 #include <cstdint>
 #include <memory>

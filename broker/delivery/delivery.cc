@@ -1,7 +1,6 @@
 #include "broker/delivery/delivery.h"
 
 #include <algorithm>
-#include <cassert>
 
 #include "common/kill_point.h"
 #include "common/quantity.h"

@@ -49,7 +49,6 @@
 #define BROKER_DELIVERY_DELIVERY_H_
 
 #include <cstdint>
-#include <deque>
 #include <map>
 #include <memory>
 #include <optional>

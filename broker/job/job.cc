@@ -8,7 +8,6 @@
 #include "broker/base/text.h"
 #include "broker/delivery/assemble.h"
 #include "broker/plan/mix.h"
-#include "common/printable.h"
 #include "common/quantity.h"
 
 namespace penstock {

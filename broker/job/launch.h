@@ -8,7 +8,6 @@
 #ifndef BROKER_JOB_LAUNCH_H_
 #define BROKER_JOB_LAUNCH_H_
 
-#include <algorithm>
 #include <cstdint>
 #include <map>
 #include <nlohmann/json_fwd.hpp>

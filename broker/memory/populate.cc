@@ -9,7 +9,6 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include <algorithm>
 
 #include "broker/base/text.h"
 #include "broker/sandbox/program_launcher.h"

@@ -4,7 +4,6 @@
 
 #include <cstdint>
 #include <string>
-#include <utility>
 
 #include "broker/declare/declaration.h"
 #include "broker/plan/mix.h"

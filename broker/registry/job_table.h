@@ -6,7 +6,6 @@
 #ifndef BROKER_REGISTRY_JOB_TABLE_H_
 #define BROKER_REGISTRY_JOB_TABLE_H_
 
-#include <atomic>
 #include <chrono>
 #include <cstdint>
 #include <functional>

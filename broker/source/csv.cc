@@ -1,4 +1,3 @@
-#include <algorithm>
 
 #include "broker/declare/declaration.h"
 #include "broker/source/csv_rows.h"

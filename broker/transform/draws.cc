@@ -1,7 +1,6 @@
 #include "broker/transform/draws.h"
 
 #include <algorithm>
-#include <optional>
 #include <type_traits>
 #include <variant>
 

@@ -3,7 +3,6 @@
 #include <cassert>
 #include <csetjmp>
 #include <cstdio>
-#include <cstring>
 #include <optional>
 #include <string_view>
 #include <vector>

@@ -4,12 +4,10 @@
 
 #include <array>
 #include <concepts>
-#include <cstddef>
 #include <cstdint>
 #include <functional>
 #include <initializer_list>
 #include <string>
-#include <utility>
 #include <vector>
 
 #include "common/status.h"

@@ -18,7 +18,6 @@
 #include <span>
 
 #include "broker/transform/picture.h"
-#include "broker/transform/sample_rows.h"
 #include "common/status.h"
 
 namespace penstock {

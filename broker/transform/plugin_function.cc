@@ -1,7 +1,6 @@
 #include <dlfcn.h>
 #include <sys/stat.h>
 
-#include <algorithm>
 #include <cstring>
 #include <utility>
 

@@ -3,7 +3,6 @@
 #include <array>
 #include <cmath>
 #include <numbers>
-#include <string>
 #include <utility>
 
 #include "broker/transform/op_declaration.h"

@@ -9,7 +9,6 @@
 #include <cstdint>
 
 #include "broker/transform/picture.h"
-#include "broker/transform/warp.h"
 
 namespace penstock {
 

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cassert>
-#include <cmath>
 
 // Highway compiles the code between HWY_BEFORE_NAMESPACE and
 // HWY_AFTER_NAMESPACE once per vector type of this architecture and chooses at

@@ -2,8 +2,6 @@
 
 #include <algorithm>
 #include <bit>
-#include <cassert>
-#include <cmath>
 #include <cstring>
 
 #include "broker/transform/values.h"

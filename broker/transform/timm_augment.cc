@@ -1,7 +1,6 @@
 #include "broker/transform/timm_augment.h"
 
 #include <algorithm>
-#include <array>
 #include <cmath>
 #include <cstddef>
 #include <utility>

@@ -11,7 +11,6 @@
 #include <optional>
 
 #include "broker/transform/picture.h"
-#include "broker/transform/warp.h"
 
 namespace penstock {
 

@@ -1,6 +1,5 @@
 #include "broker/transform/token_input.h"
 
-#include "broker/source/number.h"
 #include "broker/transform/pixel_pass.h"
 #include "broker/transform/values.h"
 

@@ -6,7 +6,6 @@
 #ifndef BROKER_TRANSFORM_TOKEN_INPUT_H_
 #define BROKER_TRANSFORM_TOKEN_INPUT_H_
 
-#include <charconv>
 #include <cstdint>
 #include <optional>
 #include <string>

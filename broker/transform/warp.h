@@ -7,7 +7,6 @@
 #include <cstddef>
 #include <optional>
 #include <span>
-#include <vector>
 
 #include "broker/transform/canvas.h"
 #include "broker/transform/picture.h"

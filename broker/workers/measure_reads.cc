@@ -4,9 +4,7 @@
 #include <sys/uio.h>
 
 #include <algorithm>
-#include <atomic>
 #include <chrono>
-#include <mutex>
 #include <nlohmann/json.hpp>
 #include <thread>
 #include <vector>

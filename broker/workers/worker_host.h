@@ -5,7 +5,6 @@
 #define BROKER_WORKERS_WORKER_HOST_H_
 
 #include <atomic>
-#include <chrono>
 #include <cstdint>
 #include <memory>
 #include <optional>

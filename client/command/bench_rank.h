@@ -3,7 +3,6 @@
 #ifndef CLIENT_COMMAND_BENCH_RANK_H_
 #define CLIENT_COMMAND_BENCH_RANK_H_
 
-#include <climits>
 #include <cstdint>
 
 #include "client/command/bench_drain.h"

@@ -6,7 +6,6 @@
 #include "client/command/subcommand.h"
 #include "client/private_broker/control_call.h"
 #include "client/private_broker/json_field.h"
-#include "client/private_broker/table.h"
 #include "common/command_line.h"
 #include "common/quantity.h"
 

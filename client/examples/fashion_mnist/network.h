@@ -10,7 +10,6 @@
 #ifndef CLIENT_EXAMPLES_FASHION_MNIST_NETWORK_H_
 #define CLIENT_EXAMPLES_FASHION_MNIST_NETWORK_H_
 
-#include <cstddef>
 #include <cstdint>
 #include <span>
 #include <vector>
