@@ -8,6 +8,7 @@
 #include "broker/transform/op_declaration.h"
 #include "broker/transform/orientation.h"
 #include "broker/transform/path_builder.h"
+#include "broker/transform/sample_rows.h"
 #include "broker/transform/window.h"
 
 namespace penstock {

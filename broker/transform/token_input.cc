@@ -1,5 +1,7 @@
 #include "broker/transform/token_input.h"
 
+#include <charconv>
+
 #include "broker/transform/pixel_pass.h"
 #include "broker/transform/values.h"
 
