@@ -19,17 +19,17 @@ DeclarationBase::Field Rows(std::string key, bool per_rank, std::string text) {
           rows.wanted,
           false,
           true,
-          [=](const YamlValue& value, void* object) {
-            BatchSpec& batch = *static_cast<BatchSpec*>(object);
-            batch.per_rank = per_rank;
-            return rows.Read(value, &batch.size);
-          },
-          [=](const void* object, nlohmann::ordered_json* out) {
-            const BatchSpec& batch = *static_cast<const BatchSpec*>(object);
-            if (batch.per_rank == per_rank && batch.by_part.empty()) {
-              rows.write(batch.size, out);
-            }
-          }};
+          {[=](const YamlValue& value, void* object) {
+             BatchSpec& batch = *static_cast<BatchSpec*>(object);
+             batch.per_rank = per_rank;
+             return rows.Read(value, &batch.size);
+           },
+           [=](const void* object, nlohmann::ordered_json* out) {
+             const BatchSpec& batch = *static_cast<const BatchSpec*>(object);
+             if (batch.per_rank == per_rank && batch.by_part.empty()) {
+               rows.write(batch.size, out);
+             }
+           }}};
 }
 
 DeclarationBase::Field RowsByPart() {
@@ -43,17 +43,17 @@ DeclarationBase::Field RowsByPart() {
           rows.wanted,
           false,
           true,
-          [=](const YamlValue& value, void* object) {
-            BatchSpec& batch = *static_cast<BatchSpec*>(object);
-            PENSTOCK_RETURN_IF_ERROR(rows.Read(value, &batch.by_part));
-            batch.size =
-                *std::max_element(batch.by_part.begin(), batch.by_part.end());
-            return OkStatus();
-          },
-          [=](const void* object, nlohmann::ordered_json* out) {
-            const BatchSpec& batch = *static_cast<const BatchSpec*>(object);
-            if (!batch.by_part.empty()) rows.write(batch.by_part, out);
-          }};
+          {[=](const YamlValue& value, void* object) {
+             BatchSpec& batch = *static_cast<BatchSpec*>(object);
+             PENSTOCK_RETURN_IF_ERROR(rows.Read(value, &batch.by_part));
+             batch.size =
+                 *std::max_element(batch.by_part.begin(), batch.by_part.end());
+             return OkStatus();
+           },
+           [=](const void* object, nlohmann::ordered_json* out) {
+             const BatchSpec& batch = *static_cast<const BatchSpec*>(object);
+             if (!batch.by_part.empty()) rows.write(batch.by_part, out);
+           }}};
 }
 
 }  // namespace
