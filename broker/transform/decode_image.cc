@@ -342,7 +342,7 @@ class DecodeMaskStage final : public Stage {
     for (const int64_t x : columns) {
       int64_t value = fill;
       if (values != nullptr && x >= 0) {
-        value = Load<uint16_t>(values + x * kValueChannels);
+        value = ValueAt<uint16_t>(values + x * kValueChannels);
       }
       if (op_.mask_dtype == DType::kInt32) {
         Store(static_cast<int32_t>(value), out);

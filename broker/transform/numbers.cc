@@ -45,7 +45,7 @@ class ClipStage final : public Stage {
   Status Run(std::span<const std::byte> in, const AugmentationKey&,
              PathScratch&, std::byte* out) const override {
     for (size_t at = 0; at + sizeof(T) <= in.size(); at += sizeof(T)) {
-      T value = Load<T>(&in[at]);
+      T value = ValueAt<T>(&in[at]);
       // NaN is neither.
       if (min_ && Comparable(value) < Comparable(*min_)) value = *min_;
       if (max_ && Comparable(value) > Comparable(*max_)) value = *max_;
@@ -199,7 +199,7 @@ Status ClipOp::AddTo(PathBuilder* path, uint32_t) const {
             "{}: {} is no value of {}; put `cast` before it, or change it",
             i == 0 ? "min" : "max", *bound, feature.ToString());
       }
-      bounds[i] = Load<T>(bytes);
+      bounds[i] = ValueAt<T>(bytes);
     }
     path->AddStage(std::make_unique<ClipStage<T>>(bounds[0], bounds[1]),
                    feature.shape, feature.dtype);

@@ -80,7 +80,8 @@ template <typename From, typename To>
 void CastValues(const std::byte*, const std::byte* in, ptrdiff_t in_step,
                 std::byte* out, ptrdiff_t out_step, int64_t n) {
   for (int64_t i = 0; i < n; ++i) {
-    const From value = Load<From>(in + i * in_step * ptrdiff_t{sizeof(From)});
+    const From value =
+        ValueAt<From>(in + i * in_step * ptrdiff_t{sizeof(From)});
     Store(Narrow<To>(Widen(value)), out + i * out_step * ptrdiff_t{sizeof(To)});
   }
 }
@@ -93,7 +94,7 @@ void CopyValues(const std::byte*, const std::byte* in, ptrdiff_t in_step,
     return;
   }
   for (int64_t i = 0; i < n; ++i) {
-    Store(Load<Word>(in + i * in_step * ptrdiff_t{sizeof(Word)}),
+    Store(ValueAt<Word>(in + i * in_step * ptrdiff_t{sizeof(Word)}),
           out + i * out_step * ptrdiff_t{sizeof(Word)});
   }
 }
@@ -104,7 +105,7 @@ void LookUpValues(const std::byte* table, const std::byte* in,
                   int64_t n) {
   for (int64_t i = 0; i < n; ++i) {
     const size_t index = std::to_integer<size_t>(in[i * in_step]);
-    Store(Load<Word>(table + index * sizeof(Word)),
+    Store(ValueAt<Word>(table + index * sizeof(Word)),
           out + i * out_step * ptrdiff_t{sizeof(Word)});
   }
 }
@@ -179,7 +180,7 @@ void PixelPass::Compute(const ValueFunction& function, DType to) {
     std::vector<std::byte> of_channel = exact;
     for (size_t v = 0; v < 256; ++v) {
       std::byte* const at = &of_channel[v * sizeof(double)];
-      double value = Load<double>(at);
+      double value = ValueAt<double>(at);
       function.compute({&value, 1}, c);
       Store(value, at);
     }

@@ -218,7 +218,7 @@ bool Through(const std::byte* table, DType dtype, float scale, float bias) {
     const float value = static_cast<float>(v) * scale + bias;
     const uint16_t bits = dtype == DType::kFloat16 ? ToFloat16(value).bits
                                                    : ToBFloat16(value).bits;
-    if (bits != Load<uint16_t>(table + v * sizeof(bits))) return false;
+    if (bits != ValueAt<uint16_t>(table + v * sizeof(bits))) return false;
   }
   return true;
 }
@@ -227,7 +227,7 @@ bool Through(const std::byte* table, double scale, double bias) {
   for (int v = 0; v < 256; ++v) {
     const float value = static_cast<float>(v * scale + bias);
     const auto bits = std::bit_cast<uint32_t>(value);
-    if (bits != Load<uint32_t>(table + v * sizeof(bits))) return false;
+    if (bits != ValueAt<uint32_t>(table + v * sizeof(bits))) return false;
   }
   return true;
 }

@@ -86,7 +86,7 @@ void SampleRows::ConvertTo(const std::byte* samples, int64_t width,
   const int64_t step = layout_.samples * bytes;
   if (bits == 16 && color == Color::kGray && layout_.samples == 1) {
     for (int64_t x = 0; x < width; ++x) {
-      const auto value = Load<uint16_t>(samples + x * step);
+      const auto value = ValueAt<uint16_t>(samples + x * step);
       Put<kChannels>(colors_[std::min<uint16_t>(value, 255)], x, pixels);
     }
     return;
@@ -136,7 +136,7 @@ void SampleRows::ConvertToValues(const std::byte* samples, int64_t width,
   for (int64_t x = 0; x < width; ++x) {
     uint16_t value = 0;
     if (bits == 16) {
-      value = Load<uint16_t>(samples + x * layout_.samples * 2);
+      value = ValueAt<uint16_t>(samples + x * layout_.samples * 2);
     } else {
       const int64_t bit = x * layout_.samples * bits;
       const auto byte = std::to_integer<unsigned>(samples[bit / 8]);

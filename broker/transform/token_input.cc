@@ -12,7 +12,7 @@ StatusOr<std::string_view> TokenInput::TextOf(
   const std::string_view all(
       reinterpret_cast<const char*>(in[0].data()) + i * room, room);
   if (!has_lengths) return all.substr(0, all.find_last_not_of('\0') + 1);
-  const auto bytes = Load<int64_t>(in[1].data() + i * sizeof(int64_t));
+  const auto bytes = ValueAt<int64_t>(in[1].data() + i * sizeof(int64_t));
   if (bytes < 0 || static_cast<uint64_t>(bytes) > room) {
     return DataLossError("a text of {} bytes where {} have room", bytes, room);
   }

@@ -8,17 +8,12 @@
 #include <functional>
 #include <span>
 
+#include "broker/index/values.h"
 #include "broker/transform/half.h"
 #include "common/element_spec.h"
 
 namespace penstock {
 
-template <typename T>
-T Load(const std::byte* from) {
-  T value;
-  std::memcpy(&value, from, sizeof(T));
-  return value;
-}
 template <typename T>
 void Store(T value, std::byte* to) {
   std::memcpy(to, &value, sizeof(T));
