@@ -107,7 +107,7 @@ Status Describe(const penstock::ElementSpec& spec, uint32_t index,
   for (size_t i = 0; i < PENSTOCK_DIMENSIONS_MAX; ++i) {
     feature->shape[i] = i < from.shape.size() ? from.shape[i] : 0;
   }
-  feature->row_bytes = from.RowBytes();
+  feature->row_bytes = from.room > 0 ? 0 : from.RowBytes();
   return OkStatus();
 }
 
@@ -303,9 +303,6 @@ const char* penstock_job(const penstock_reader* reader) {
   return reader->reader->job().c_str();
 }
 
-const char* penstock_structure(const penstock_reader* reader) {
-  return reader->reader->structure().c_str();
-}
 
 uint32_t penstock_feature_count(const penstock_reader* reader) {
   return static_cast<uint32_t>(reader->reader->element_spec().size());

@@ -170,7 +170,8 @@ typedef struct penstock_feature {
   uint32_t dimensions; /* 0 (a scalar) to 8 */
   int64_t shape[PENSTOCK_DIMENSIONS_MAX]; /* -1: it differs from batch to
                                              batch, penstock_batch_feature */
-  uint64_t row_bytes; /* bytes of one row; 0: a size in shape is -1 */
+  uint64_t row_bytes; /* bytes of one row; 0: a size in shape is -1, or a batch
+                         has one value for all its rows (pickled datasets) */
 } penstock_feature;
 
 /* Counts since attach. */
@@ -311,14 +312,6 @@ PENSTOCK_API int penstock_feature_at(const penstock_reader* reader,
 /* The feature's index, from 0; INVALID_ARGUMENT (negative) lists the names. */
 PENSTOCK_API int penstock_feature_index(const penstock_reader* reader,
                                         const char* name);
-/* How the features of a `python` source are nested in a sample, as JSON: one of
- * {"list": [structure, ...]}, {"namedtuple": {"class": [module, name],
- * "fields": [name, ...], "list": [structure, ...]}}, {"dict":
- * [[key, structure], ...]}, {"array": feature}, {"bytes": feature}, {"text":
- * features}, {"raw": features}, {"object": features}. Texts (UTF-8), raw bytes
- * and objects (pickled) have two features: the bytes and how many are theirs.
- * "" for other sources. Valid until the next call on the reader. */
-PENSTOCK_API const char* penstock_structure(const penstock_reader* reader);
 /* Records of the dataset; 0 for a stream. */
 PENSTOCK_API uint64_t penstock_sample_count(const penstock_reader* reader);
 /* Steps of one epoch, the same on every rank; 0 for a stream. */

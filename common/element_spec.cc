@@ -74,6 +74,13 @@ uint64_t Feature::RowBytes() const {
   return bytes;
 }
 
+uint64_t Feature::BytesUsed(uint64_t rows, const std::byte* data) const {
+  if (room == 0) return rows * RowBytes();
+  uint64_t bytes = 0;
+  std::memcpy(&bytes, data, sizeof(bytes));
+  return std::min(bytes, RowBytes());
+}
+
 bool SameButSizes(const ElementSpec& a, const ElementSpec& b) {
   return std::equal(a.begin(), a.end(), b.begin(), b.end(),
                     [](const Feature& x, const Feature& y) {
@@ -106,6 +113,7 @@ nlohmann::json ElementSpecToJson(const ElementSpec& spec) {
     json.push_back({{"name", feature.name},
                     {"dtype", std::string(DTypeName(feature.dtype))},
                     {"shape", feature.shape}});
+    if (feature.room > 0) json.back()["room"] = feature.room;
   }
   return json;
 }
@@ -151,6 +159,16 @@ StatusOr<ElementSpec> ElementSpecFromJson(const nlohmann::json& json) {
       }
       bytes *= static_cast<uint64_t>(value);
       feature.shape.push_back(value);
+    }
+    if (item.contains("room")) {
+      if (!item["room"].is_number_unsigned() || feature.shape.size() != 1 ||
+          feature.dtype != DType::kUint8 || bytes < sizeof(uint64_t) ||
+          item["room"].get<uint64_t>() > bytes) {
+        return InvalidArgumentError(
+            "element spec: feature '{}': room is that of a value of bytes",
+            feature.name);
+      }
+      feature.room = item["room"].get<uint64_t>();
     }
     spec.push_back(std::move(feature));
   }

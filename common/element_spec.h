@@ -49,9 +49,19 @@ struct Feature {
   std::string name;
   DType dtype = DType::kUint8;
   std::vector<int64_t> shape;
+  // Not 0: one value for all rows of a batch, of any size up to shape[0] bytes,
+  // which begins with its size (uint64). A slot has pages for so many of them
+  // before it is used.
+  uint64_t room = 0;
 
   // 0: a dimension is kAnySize.
   uint64_t RowBytes() const;
+  // Bytes of the memory for a batch of so many rows.
+  uint64_t BytesOf(uint64_t rows) const {
+    return (room > 0 ? 1 : rows) * RowBytes();
+  }
+  // Those that a batch of so many rows, which begins at data, uses.
+  uint64_t BytesUsed(uint64_t rows, const std::byte* data) const;
   // "image float16 [3, 224, 224]"
   std::string ToString() const;
   bool operator==(const Feature&) const = default;

@@ -82,10 +82,14 @@ StatusOr<SegmentPlan> PlanSegment(std::span<const BatchForm> forms,
   }
   if (plan.rows_max > kSegmentBytesMax / sizeof(int64_t)) return too_large();
   uint64_t offset = RoundUp(plan.rows_max * sizeof(int64_t), kFeatureAlignment);
+  uint64_t populated = 0;  // 0: all
   for (size_t i = 0; i < forms[0].element.size(); ++i) {
     uint64_t bytes = 0;
     for (const BatchForm& form : forms) {
-      const uint64_t row_bytes = form.element[i].RowBytes();
+      const Feature& feature = form.element[i];
+      const uint64_t row_bytes = feature.RowBytes();
+      // Nothing follows a value that may be larger than its room.
+      if (feature.room > 0) populated = offset + feature.room;
       // Rows of whole blocks start on a page, so that direct reads can target
       // them.
       if (row_bytes > 0 && row_bytes % kBlockBytes == 0) {
@@ -94,7 +98,7 @@ StatusOr<SegmentPlan> PlanSegment(std::span<const BatchForm> forms,
       if (row_bytes != 0 && form.rows_max > kSegmentBytesMax / row_bytes) {
         return too_large();
       }
-      bytes = std::max(bytes, form.rows_max * row_bytes);
+      bytes = std::max(bytes, feature.BytesOf(form.rows_max));
     }
     plan.feature_offset.push_back(offset);
     offset += RoundUp(bytes, kFeatureAlignment);
@@ -104,6 +108,10 @@ StatusOr<SegmentPlan> PlanSegment(std::span<const BatchForm> forms,
   const uint64_t alignment =
       offset >= kHugePageBytes ? kHugePageBytes : kPageBytes;
   plan.slot_stride = RoundUp(std::max<uint64_t>(offset, 1), alignment);
+  plan.populated = populated > 0
+                       ? std::min(RoundUp(populated, kPageBytes),
+                                  plan.slot_stride)
+                       : plan.slot_stride;
   plan.slots_offset = RoundUp(kPageBytes + seats * sizeof(Ring),
                               bank_slots > 0 ? kHugePageBytes : alignment);
   const uint64_t room = kSegmentBytesMax - plan.slots_offset;
@@ -191,7 +199,9 @@ SlotRows Segment::rows(uint32_t slot, const ElementSpec& element) const {
   std::vector<SlotRows::Column> columns;
   columns.reserve(element.size());
   for (size_t i = 0; i < element.size(); ++i) {
-    columns.push_back({feature(slot, i), element[i].RowBytes()});
+    columns.push_back({feature(slot, i),
+                       element[i].room > 0 ? 0 : element[i].RowBytes(),
+                       &element[i]});
   }
   return {ids(slot), std::move(columns)};
 }

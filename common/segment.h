@@ -28,9 +28,14 @@ struct SegmentPlan {
   uint64_t ids_offset = 0;  // within a slot
   std::vector<uint64_t> feature_offset;
   uint64_t slot_stride = 0;
+  uint64_t populated = 0;  // bytes of a slot that have pages from the beginning
   uint64_t slots_offset = 0;
   uint64_t segment_bytes = 0;
 
+  // The memory that it takes before a batch is larger than its room.
+  uint64_t PopulatedBytes() const {
+    return segment_bytes - slot_count * (slot_stride - populated);
+  }
   // Bytes of the memory of a feature in a slot.
   uint64_t FeatureBytes(size_t feature) const {
     return (feature + 1 < feature_offset.size() ? feature_offset[feature + 1]

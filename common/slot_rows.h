@@ -12,6 +12,8 @@
 #include <utility>
 #include <vector>
 
+#include "common/element_spec.h"
+
 namespace penstock {
 
 class SlotRows {
@@ -19,7 +21,8 @@ class SlotRows {
   // A feature of the batch.
   struct Column {
     std::byte* first = nullptr;
-    uint64_t row_bytes = 0;
+    uint64_t row_bytes = 0;  // 0: one value for all rows
+    const Feature* feature = nullptr;
   };
 
   SlotRows() = default;
@@ -43,8 +46,9 @@ class SlotRows {
   void Copy(uint64_t begin, uint64_t end, const SlotRows& to) const {
     std::copy(ids_ + begin, ids_ + end, to.ids_ + begin);
     for (size_t i = 0; i < columns_.size(); ++i) {
-      std::memcpy(to.Place(begin, i), Place(begin, i),
-                  (end - begin) * columns_[i].row_bytes);
+      std::memcpy(
+          to.Place(begin, i), Place(begin, i),
+          columns_[i].feature->BytesUsed(end - begin, Place(begin, i)));
     }
   }
   // Makes rows [begin, end) padding: zeros, with this id.

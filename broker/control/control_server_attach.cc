@@ -377,7 +377,6 @@ void ControlServer::OnAttached(uint64_t id,
   answer["warning"] = job.warning();
   answer["spin_ns"] = spare ? 50'000 : 0;
   job.dataset().DescribeRows(&answer);
-  answer["structure"] = job.dataset().source->structure();
   Reply(connection, answer,
         {job.segment().fd(), connection->wake_of_rank.get()});
   connection->wake_of_rank.Reset();

@@ -210,6 +210,12 @@ KeptRows RowsOf(const DatasetSpec& spec, const Dataset& dataset, size_t steps,
 // InvalidArgument: what does not hold of the rows of all parts.
 Status CheckPrograms(const DatasetSpec& spec, const Dataset& dataset) {
   const ElementSpec& first = dataset.element_spec();
+  if (dataset.of_batches() && (dataset.source->parts() > 1 || spec.cache ||
+                               spec.snapshot || !spec.map.empty())) {
+    return InvalidArgumentError(
+        "a pickled dataset makes whole batches: it has no map, cache or "
+        "snapshot and is no part of another source");
+  }
   for (size_t part = 1; part < dataset.programs.size(); ++part) {
     const ElementSpec& here = dataset.element_spec(static_cast<uint32_t>(part));
     const auto path = [part] { return Format("map_by_part[{}]", part); };

@@ -59,6 +59,8 @@ struct Dataset {
   // Adds element_spec, and those of each part if they differ, as the answers to
   // `attach` and `inspect` have them.
   void DescribeRows(nlohmann::json* answer) const;
+  // Its one feature is a value for all rows of a batch, which one worker makes.
+  bool of_batches() const { return element_spec()[0].room > 0; }
   // The rows of all programs are then mixed in pairs.
   bool mixes_pairs() const { return programs[0]->mixes_pairs(); }
 

@@ -115,6 +115,8 @@ Job::Job(JobKey key, JobOptions options, std::shared_ptr<const Dataset> dataset,
       segment_(std::move(segment)),
       part_of_step_(
           PartOfStep(layout_, *dataset_, workers, layout_.prefetch.number())),
+      batch_bytes_(dataset_->of_batches() ? layout_.segment.slot_count : 0,
+                   dataset_->element_spec()[0].room),
       record_(std::move(record)),
       stream_(StreamOf(options_, layout_, record_.get())),
       weights_(WeightsOf(options_)),
@@ -543,6 +545,7 @@ void Job::AdvanceLocked() {
 }
 
 uint64_t Job::ChunkRowsNow() const {
+  if (dataset_->of_batches()) return layout_.segment.rows_max;
   const uint64_t most = std::clamp<uint64_t>(
       kChunkBytesMax / std::max<uint64_t>(layout_.row_bytes, 1), 1,
       kChunkRowsMax);
@@ -591,6 +594,17 @@ Claim Job::ClaimRows(std::optional<uint32_t> node) {
   return claim;
 }
 
+// Counts what a batch takes beyond the room that its slot had.
+void Job::CountRoom(const Claim& claim) {
+  const Feature& feature = dataset_->element_spec()[0];
+  uint64_t& had = batch_bytes_[claim.slot];
+  const uint64_t used =
+      feature.BytesUsed(0, segment_->feature(claim.slot, 0));
+  if (used <= had) return;
+  const Status status = memory_.Grow(used - std::exchange(had, used));
+  if (!status.ok()) Fail(status.Prepend("a batch larger than the others"));
+}
+
 // Copies rows to the other nodes of a broadcast while they are in the caches.
 void Job::CopyRows(const Claim& claim) {
   const ElementSpec& element = dataset_->element_spec(claim.batch->rows.part);
@@ -621,6 +635,7 @@ void Job::FinishRows(const Claim& claim) {
     then = now;
   };
   if (measured) then = std::chrono::steady_clock::now();
+  if (dataset_->of_batches()) CountRoom(claim);
   if (layout_.copies > 1 && !Cancelled()) CopyRows(claim);
   note(kAssembling);
   OpenBatch* const batch = claim.batch;

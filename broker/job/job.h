@@ -75,7 +75,7 @@ class Job {
 
     // The most memory the job may need.
     uint64_t memory_bytes() const {
-      return segment.segment_bytes + retained_bytes + order_bytes;
+      return segment.PopulatedBytes() + retained_bytes + order_bytes;
     }
   };
   // nodes: NUMA nodes for the slots; more than one makes banks. replicate: in
@@ -312,6 +312,7 @@ class Job {
     return copy * (layout_.segment.slot_count / layout_.copies) + batch.slot;
   }
   void CopyRows(const Claim& claim);
+  void CountRoom(const Claim& claim);
   void CountFailedRow(StatusCode code);
   void NoteErrorLocked(const std::string& message)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
@@ -330,6 +331,8 @@ class Job {
   MemoryReservation memory_;
   const std::unique_ptr<Segment> segment_;
   const uint64_t part_of_step_;  // rows
+  // By slot, of datasets of batches: what is counted for it. Of its worker.
+  std::vector<uint64_t> batch_bytes_;
   const std::unique_ptr<JobRecord> record_;
   const std::unique_ptr<Stream> stream_;
   std::string warning_;

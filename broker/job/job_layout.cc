@@ -139,10 +139,14 @@ StatusOr<Job::Layout> Job::PlanLayout(const JobOptions& options,
   }
   std::vector<BatchForm> forms;
   uint64_t row_bytes = 0;
+  uint64_t room = 0;  // of values of whole batches
   for (uint32_t part = 0; part < dataset.programs.size(); ++part) {
     const ElementSpec& element = dataset.element_spec(part);
     uint64_t bytes = sizeof(int64_t);
-    for (const Feature& feature : element) bytes += feature.RowBytes();
+    for (const Feature& feature : element) {
+      (feature.room > 0 ? room : bytes) +=
+          feature.room > 0 ? feature.room : feature.RowBytes();
+    }
     row_bytes = std::max(row_bytes, bytes);
     forms.push_back({element, 0});
   }
@@ -163,7 +167,7 @@ StatusOr<Job::Layout> Job::PlanLayout(const JobOptions& options,
       lanes = options.consumers_max;
       // Rows of a stream are retained for every slot.
       if (ahead && !std::holds_alternative<StreamSource>(spec.source)) {
-        const uint64_t bytes = row_bytes * plan.max_batch_rows(0);
+        const uint64_t bytes = row_bytes * plan.max_batch_rows(0) + room;
         const uint64_t pages = (bytes + kPageBytes - 1) / kPageBytes;
         prefetch = PrefetchOf(spec.prefetch, lanes * pages * kPageBytes);
       }

@@ -439,7 +439,7 @@ Status JobTable::PopulateJob(Job& job, const OpenProgress& progress,
     // Copies of a lane are populated like lanes.
     for (uint32_t lane = 0; lane < lanes; ++lane) {
       ranges.push_back({base + job.segment().slot_offset(lane * levels + level),
-                        plan.slot_stride});
+                        plan.populated});
     }
   }
   const Status status = Populate(
@@ -452,7 +452,7 @@ Status JobTable::PopulateJob(Job& job, const OpenProgress& progress,
       },
       [&] { return progress.cancel.load() || job.Cancelled(); });
   on_nodes.clear();
-  job.memory().Populated(plan.segment_bytes);
+  job.memory().Populated(plan.PopulatedBytes());
   if (status.ok()) placement_.Move(job);
   return status;
 }

@@ -222,8 +222,6 @@ constexpr AnswerField kAttachAnswer[] = {
     {"element_spec", kList, "`name`, `dtype` and `shape` of each feature"},
     {"element_spec_by_part", kList,
      "the same for each part of the source, if their shapes differ", false},
-    {"structure", kText,
-     "how the features of a Python dataset are nested in a sample, as JSON"},
 };
 
 constexpr RequestField kWeights[] = {

@@ -136,6 +136,9 @@ StatusOr<Message> Answer(const ProgramLauncher::Handlers& handlers,
     PENSTOCK_ASSIGN_OR_RETURN(Child child, StartProgram(program));
     answer.json["pid"] = child.pid;
     answer.fds.push_back(std::move(child.pidfd));
+  } else if (op == "connect") {
+    PENSTOCK_ASSIGN_OR_RETURN(Fd fd, handlers.connect(request.json.at("what")));
+    answer.fds.push_back(std::move(fd));
   } else if (op == "reap") {
     if (const auto status = WaitFor(request.json.at("pid"))) {
       answer.json["status"] = *status;
@@ -274,6 +277,12 @@ StatusOr<Child> ProgramLauncher::Run(const nlohmann::json& request,
   child.pid = answer.json["pid"];
   child.pidfd = std::move(answer.fds.at(0));
   return child;
+}
+
+StatusOr<Fd> ProgramLauncher::Connect(const nlohmann::json& request) {
+  PENSTOCK_ASSIGN_OR_RETURN(Message answer,
+                            Ask({{"op", "connect"}, {"what", request}}));
+  return std::move(answer.fds.at(0));
 }
 
 std::optional<int> ProgramLauncher::Reap(pid_t pid) {

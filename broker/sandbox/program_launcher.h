@@ -47,6 +47,8 @@ class ProgramLauncher {
     std::function<StatusOr<Program>(const nlohmann::json& request,
                                     std::vector<Fd> fds)>
         program;
+    // A connection to a process that serves as a program.
+    std::function<StatusOr<Fd>(const nlohmann::json& request)> connect;
     // Reads again what decides which programs may be started.
     std::function<Status()> reload;
     std::string socket;  // "": none
@@ -62,6 +64,8 @@ class ProgramLauncher {
   // has ended.
   StatusOr<Child> Run(const nlohmann::json& request,
                       const std::vector<int>& fds);
+  // Errors: those of the handler.
+  StatusOr<Fd> Connect(const nlohmann::json& request);
   // How a program ended (waitpid), which it must have; nullopt: nobody knows.
   std::optional<int> Reap(pid_t pid);
   // When memory runs out, the kernel kills this process first, which must be a

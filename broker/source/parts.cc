@@ -175,9 +175,6 @@ class Parts final : public SourceOfParts {
     }
     return processes;
   }
-  std::string structure() const override {
-    return alike_.ok() ? opened()[0].source->structure() : "";
-  }
 
   std::string Describe(uint64_t record) const override {
     const auto [part, number] = places_.Find(record);
@@ -277,11 +274,6 @@ Status CheckSameFeatures(const Source& first, const Source& part) {
         "features in the same order, or steps of their own (map_by_part) that "
         "make the same of them",
         f, text(here[f]), text(there[f]));
-  }
-  if (part.structure() != first.structure()) {
-    return InvalidArgumentError(
-        "its samples are nested otherwise than those of parts[0]: all parts "
-        "need the same");
   }
   return OkStatus();
 }

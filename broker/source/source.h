@@ -144,6 +144,12 @@ class Source {
     // InvalidArgument (the dataset cannot be loaded), Cancelled, ...
     virtual Status Make(uint64_t seed, const Wanted& wanted,
                         RawRecord* raw) = 0;
+    // Rows that are expected at once are a batch, whose one feature the first of
+    // them has that can be made. An error of Make is then about its row alone.
+    virtual bool makes_batches() const { return false; }
+    // Of such: the record that has taken the place of the row of the last Make,
+    // if that failed.
+    virtual std::optional<uint64_t> Substitute() const { return std::nullopt; }
     // After Aborted: so many of the expected rows after this one are wanted
     // here. A process that has ended had begun none of the others.
     virtual size_t begun() const = 0;
@@ -154,8 +160,6 @@ class Source {
   virtual uint64_t wait_ns() const { return 0; }
   // How many workers make records; 0: as many as there are.
   virtual uint32_t processes() const { return 0; }
-  // How features are nested in a sample, as JSON (python_dataset.py); "": not.
-  virtual std::string structure() const { return {}; }
 
   // ---- for people and messages
 

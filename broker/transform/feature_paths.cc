@@ -380,7 +380,7 @@ StatusOr<std::unique_ptr<FeaturePaths>> FeaturePaths::Compile(
   for (size_t i = 0; i < raw.size(); ++i) {
     const Feature& feature = raw[i].feature;
     inputs[i] = {.name = feature.name,
-                 .encoded = raw[i].encoded,
+                 .encoded = raw[i].encoded || feature.room > 0,
                  .bytes = raw[i].encoded ? 0 : feature.RowBytes(),
                  .bools = feature.dtype == DType::kBool};
   }

@@ -8,6 +8,7 @@
 #include <sys/stat.h>
 #include <sys/syscall.h>
 #include <sys/uio.h>
+#include <sys/un.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -15,6 +16,7 @@
 #include <cerrno>
 #include <chrono>
 #include <cstring>
+#include <filesystem>
 #include <nlohmann/json.hpp>
 #include <string_view>
 #include <thread>
@@ -35,10 +37,36 @@ constexpr std::chrono::milliseconds kLookInterval{100};
 constexpr std::chrono::milliseconds kEndTime{1000};
 // A template answers at once unless it is stopped.
 constexpr uint64_t kReapNs = 1'000'000'000;
-// Descriptors that a request has: of the link and of the memory.
+// Descriptors that a request has: of the link and of the memory; and a template
+// of a program: of the text and of the log.
 constexpr size_t kGivenFds = 2;
 // Keeps the output of `ps` short.
 constexpr char kRunProgram[] = "exec(open(5).read())";
+
+// Sends a packet of these bytes, after the number.
+Status SendPacket(int link, const iovec& number,
+                  std::span<const std::byte> bytes, std::span<const int> fds) {
+  iovec pieces[] = {
+      number, {const_cast<std::byte*>(bytes.data()), bytes.size()}};
+  msghdr message = {};
+  message.msg_iov = pieces;
+  message.msg_iovlen = std::size(pieces);
+  alignas(cmsghdr) char control[CMSG_SPACE(kGivenFds * sizeof(int))] = {};
+  if (!fds.empty()) {
+    message.msg_control = control;
+    message.msg_controllen = CMSG_SPACE(fds.size_bytes());
+    cmsghdr* const header = CMSG_FIRSTHDR(&message);
+    header->cmsg_level = SOL_SOCKET;
+    header->cmsg_type = SCM_RIGHTS;
+    header->cmsg_len = CMSG_LEN(fds.size_bytes());
+    std::memcpy(CMSG_DATA(header), fds.data(), fds.size_bytes());
+  }
+  ssize_t sent;
+  do {
+    sent = sendmsg(link, &message, MSG_NOSIGNAL);
+  } while (sent < 0 && errno == EINTR);
+  return sent < 0 ? ErrnoError(errno, "sendmsg") : OkStatus();
+}
 
 // A memfd with python_process.py and the program that follows it, positioned at
 // its start.
@@ -73,6 +101,39 @@ StatusOr<Program> ProgramOf(const FunctionOptions& options,
   program.fds = std::move(fds);
   program.fds.push_back(std::move(memory));
   return program;
+}
+
+// A connection to a template of a program, which is told the text it is to run.
+StatusOr<Fd> ConnectTo(const FunctionOptions& options, std::string_view text,
+                       const std::string& path) {
+  if (options.object_dir.empty() ||
+      std::filesystem::path(path).parent_path() != options.object_dir) {
+    return PermissionDeniedError("'{}' is not in the broker's folder", path);
+  }
+  sockaddr_un address = {};
+  address.sun_family = AF_UNIX;
+  if (path.size() >= sizeof(address.sun_path)) {
+    return UnavailableError("'{}' is too long", path);
+  }
+  std::memcpy(address.sun_path, path.data(), path.size());
+  Fd fd(socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0));
+  ucred peer = {};
+  socklen_t size = sizeof(peer);
+  if (!fd ||
+      connect(fd.get(), reinterpret_cast<const sockaddr*>(&address),
+              sizeof(address)) != 0 ||
+      getsockopt(fd.get(), SOL_SOCKET, SO_PEERCRED, &peer, &size) != 0) {
+    return UnavailableError("{}: {}", path, std::strerror(errno));
+  }
+  if (peer.uid != geteuid()) {
+    return PermissionDeniedError("'{}' is another user's", path);
+  }
+  PENSTOCK_ASSIGN_OR_RETURN(const Fd memory, MemoryOf(text));
+  const int fds[] = {memory.get(), STDERR_FILENO};
+  const std::string trusted = Trusted(options);
+  PENSTOCK_RETURN_IF_ERROR(
+      SendPacket(fd.get(), {}, std::as_bytes(std::span(trusted)), fds));
+  return fd;
 }
 
 // How a process ended, once it has.
@@ -158,7 +219,7 @@ Status PythonProcess::StartLauncher(
     std::string socket, std::function<Status(FunctionOptions*)> reload) {
   const auto shared = std::make_shared<FunctionOptions>(std::move(options));
   ProgramLauncher::Handlers handlers;
-  handlers.program = [shared, programs = std::move(programs)](
+  handlers.program = [shared, programs](
                          const nlohmann::json& request,
                          std::vector<Fd> fds) -> StatusOr<Program> {
     // The text of a program is never taken from a request.
@@ -174,6 +235,17 @@ Status PythonProcess::StartLauncher(
     return ProgramOf(*shared, *text,
                      request.at("argument").get_ref<const std::string&>(),
                      std::move(fds));
+  };
+  handlers.connect =
+      [shared, programs](const nlohmann::json& request) -> StatusOr<Fd> {
+    const auto text =
+        std::find(programs.begin(), programs.end(),
+                  request.at("program").get_ref<const std::string&>());
+    if (text == programs.end()) {
+      return PermissionDeniedError("the launcher knows no such program");
+    }
+    return ConnectTo(*shared, *text,
+                     request.at("socket").get_ref<const std::string&>());
   };
   handlers.socket = std::move(socket);
   handlers.reload = [shared, reload = std::move(reload)] {
@@ -248,6 +320,10 @@ std::optional<int> PythonProcess::Reap() {
 // system).
 PythonProcess::~PythonProcess() {
   if (pid_ < 0) return;
+  if (parent_) {
+    Reap();  // which kills it too
+    return;
+  }
   // It leads its group: this also kills its children.
   if (ProgramLauncher* const launcher = ProgramLauncher::Get()) {
     (void)launcher->Kill(pid_);
@@ -259,8 +335,7 @@ PythonProcess::~PythonProcess() {
     Reap();
     return;
   }
-  if (parent_ || ProgramLauncher::Get() != nullptr)
-    return;  // whose end ends it
+  if (ProgramLauncher::Get() != nullptr) return;  // whose end ends it
   std::thread([pid = pid_] { AwaitEnd(pid); }).detach();
 }
 
@@ -269,26 +344,9 @@ Status PythonProcess::Send(std::span<const std::byte> asked,
                            const Cancelled& cancelled) {
   if (cancelled && cancelled()) return CancelledError("nobody waits for it");
   ++calls_;
-  iovec pieces[] = {{&calls_, sizeof(calls_)},
-                    {const_cast<std::byte*>(asked.data()), asked.size()}};
-  msghdr message = {};
-  message.msg_iov = pieces;
-  message.msg_iovlen = std::size(pieces);
-  alignas(cmsghdr) char control[CMSG_SPACE(2 * sizeof(int))] = {};
-  if (!fds.empty()) {
-    message.msg_control = control;
-    message.msg_controllen = CMSG_SPACE(fds.size_bytes());
-    cmsghdr* const header = CMSG_FIRSTHDR(&message);
-    header->cmsg_level = SOL_SOCKET;
-    header->cmsg_type = SCM_RIGHTS;
-    header->cmsg_len = CMSG_LEN(fds.size_bytes());
-    std::memcpy(CMSG_DATA(header), fds.data(), fds.size_bytes());
-  }
-  ssize_t sent;
-  do {
-    sent = sendmsg(link_.get(), &message, MSG_NOSIGNAL);
-  } while (sent < 0 && errno == EINTR);
-  return sent < 0 ? Ended() : OkStatus();
+  const iovec number = {&calls_, sizeof(calls_)};
+  return SendPacket(link_.get(), number, asked, fds).ok() ? OkStatus()
+                                                           : Ended();
 }
 
 StatusOr<PythonProcess::Answer> PythonProcess::Receive(
@@ -354,7 +412,8 @@ Status PythonProcess::Ended() {
   if (poll(&ended, 1, static_cast<int>(kEndTime.count())) <= 0) {
     return UnavailableError("its process closed its descriptors");
   }
-  kill(-pid_, SIGKILL);  // its children, while the group still has its number
+  // Its children, while the group still has its number.
+  if (!parent_) kill(-pid_, SIGKILL);
   const std::optional<int> reaped = Reap();
   if (!reaped) return UnavailableError("its process ended");
   const int status = *reaped;
@@ -364,6 +423,19 @@ Status PythonProcess::Ended() {
           ? Format("was ended by signal {} ({})", WTERMSIG(status),
                    strsignal(WTERMSIG(status)))
           : Format("ended with status {}", WEXITSTATUS(status)));
+}
+
+StatusOr<std::shared_ptr<PythonTemplate>> PythonTemplate::Connect(
+    const FunctionOptions& options, std::string_view program,
+    const std::string& socket) {
+  ProgramLauncher* const launcher = ProgramLauncher::Get();
+  std::unique_ptr<PythonProcess> process(new PythonProcess());
+  PENSTOCK_ASSIGN_OR_RETURN(
+      process->link_,
+      launcher == nullptr
+          ? ConnectTo(options, program, socket)
+          : launcher->Connect({{"program", program}, {"socket", socket}}));
+  return std::make_shared<PythonTemplate>(std::move(process));
 }
 
 StatusOr<PythonProcess::Answer> PythonTemplate::Ask(

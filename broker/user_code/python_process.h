@@ -143,11 +143,16 @@ class PythonTemplate {
  public:
   explicit PythonTemplate(std::unique_ptr<PythonProcess> process)
       : process_(std::move(process)) {}
+  // The one that a program of this user has forked of itself, and that listens
+  // in options.object_dir (penstock/template.py). Unavailable: there is none.
+  static StatusOr<std::shared_ptr<PythonTemplate>> Connect(
+      const FunctionOptions& options, std::string_view program,
+      const std::string& socket);
 
   // Errors: as of PythonProcess::Receive.
   StatusOr<Child> Fork(const std::string& argument, std::span<const int> fds,
                        uint64_t timeout_ns, const Cancelled& cancelled);
-  // How a child ended (waitpid); the child must have.
+  // Kills a child with its group, and says how it ended (waitpid).
   std::optional<int> Reap(pid_t pid);
 
  private:

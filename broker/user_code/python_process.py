@@ -10,11 +10,18 @@ and of what is allowed, which goes before. Its descriptors:
      MORE: another answer follows; LAST: done, another process is to follow. Number 0 is the import, which is not asked for.
   4  the memory that rows lie in
   5  this text, which penstockd has in it and `python -c` reads
+
+Or a program forks a template of itself, with the dataset in its memory
+(penstock/template.py): it runs this text with GIVEN, what it gives, LINK and TRUSTED,
+the second argument.
 """
 
 import sys
 
-sys.path[:] = [folder for folder in sys.path if folder]  # not where it was run
+if "GIVEN" not in globals():
+    GIVEN = None
+    sys.path[:] = [folder for folder in sys.path if folder]  # not where it was run
+    LINK, TRUSTED = 3, sys.argv[2]
 
 import ctypes
 import importlib
@@ -27,7 +34,7 @@ import socket
 import struct
 import traceback
 
-LINK, MEMORY = 3, 4
+MEMORY = 4
 TEXT_MAX = 4000
 DONE, FAILED, MORE, LAST = range(4)
 MESSAGE_MAX = 1 << 17
@@ -156,7 +163,7 @@ def copy_into(numpy, name, value, place):
 
 
 def options_of(text):
-    return {**json.loads(text), **json.loads(sys.argv[2])}
+    return {**json.loads(text), **json.loads(TRUSTED)}
 
 
 def answer_calls(link, prepare, options):
@@ -179,17 +186,20 @@ def answer_calls(link, prepare, options):
 def fork_on_request(link, prepare):
     """The loop of a template: a call has the child's argument as JSON, and its
     descriptors LINK and MEMORY; the answer has a pidfd. Without descriptors it has
-    the number of a child that ended; the answer is how (waitpid)."""
+    the number of a child that is to end; the answer is how it did (waitpid)."""
+    global LINK, MEMORY
     while True:
         message, more, _, _ = link.recvmsg(MESSAGE_MAX, socket.CMSG_SPACE(8))
         if not message:
             return
         call, = struct.unpack_from("<Q", message)
         if not more:
+            child, status = json.loads(message[8:]), 0
             try:
-                status = os.waitpid(json.loads(message[8:]), 0)[1]
-            except ChildProcessError:
-                status = 0
+                os.killpg(child, signal.SIGKILL)
+                status = os.waitpid(child, 0)[1]
+            except (ProcessLookupError, ChildProcessError):
+                pass
             link.send(answer(call, DONE, struct.pack("<Q", status)))
             continue
         given = struct.unpack("2i", more[0][2])
@@ -197,9 +207,7 @@ def fork_on_request(link, prepare):
         if child == 0:
             try:
                 link.close()
-                for descriptor, number in zip(given, (LINK, MEMORY)):
-                    os.dup2(descriptor, number)
-                    os.close(descriptor)
+                LINK, MEMORY = given
                 os.setpgid(0, 0)
                 end_with_parent()
                 keep_to_itself()
@@ -269,6 +277,8 @@ class Told(Exception):
 def serve(prepare, template=None):
     """template(options) -> (body of the answer to number 0, whether children can be
     forked), where the argument asks for one."""
+    if GIVEN is not None:
+        return fork_on_request(socket.socket(fileno=LINK), prepare)
     os.dup2(2, 1)  # what users' code prints is the broker's log
     options = options_of(sys.argv[1])
     sys.path[:0] = options["python_path"]

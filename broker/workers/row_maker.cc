@@ -190,6 +190,13 @@ StatusOr<RowMaker::Outcome> RowMaker::Recover(const Plan::Row& row,
                          error.message()));
   }
   if (on_error_ == OnError::kSkip) return Outcome{std::nullopt, error};
+  if (process_ != nullptr && process_->makes_batches()) {
+    const std::optional<uint64_t> other = process_->Substitute();
+    if (other) return Outcome{*other, error};
+    return Status(status.code(), Format("{}; no other sample of its batch can "
+                                        "be read either",
+                                        error.message()));
+  }
   const uint64_t tries = std::min(kSubstituteTries, plan.records() - 1);
   for (uint64_t i = 1; i <= tries; ++i) {
     const Plan::Row other = plan.Following(row, i, shuffles);

@@ -249,6 +249,7 @@ struct Feature {
   std::string name;
   const DType* dtype;
   std::vector<int64_t> shape;  // of one row
+  bool of_batch = false;       // there is one value for all rows
 };
 
 // A tuple; None where batches differ.
@@ -461,8 +462,10 @@ class Batch {
         data =
             const_cast<void*>(penstock_batch_data(batch.batch_.get(), feature));
       }
-      return NewArray(writable == 0, batch.batch_, data, of,
-                      penstock_batch_rows(batch.batch_.get()), writable != 0);
+      const uint64_t rows =
+          of.of_batch ? 1 : penstock_batch_rows(batch.batch_.get());
+      return NewArray(writable == 0, batch.batch_, data, of, rows,
+                      writable != 0);
     });
   }
   static PyObject* Ids(PyObject* self, PyObject*) {
@@ -757,9 +760,12 @@ class Reader {
       penstock_feature feature;
       Check(batch == nullptr ? penstock_feature_at(reader_, i, &feature)
                              : penstock_batch_feature(batch, i, &feature));
-      spec->push_back({feature.name,
-                       DTypeOf(feature.dtype),
-                       {feature.shape, feature.shape + feature.dimensions}});
+      std::vector<int64_t> shape(feature.shape,
+                                 feature.shape + feature.dimensions);
+      const bool sized = std::all_of(shape.begin(), shape.end(),
+                                     [](int64_t size) { return size > 0; });
+      spec->push_back({feature.name, DTypeOf(feature.dtype), std::move(shape),
+                       sized && feature.row_bytes == 0});
     }
     return spec;
   }
@@ -983,7 +989,6 @@ PyGetSetDef kReaderMembers[] = {
     Member("sample_count", &Reader::Get<penstock_sample_count>),
     Member("steps_per_epoch", &Reader::Get<penstock_steps_per_epoch>),
     Member("epoch_count", &Reader::Get<penstock_epoch_count>),
-    Member("structure", &Reader::Get<penstock_structure>),
     {}};
 
 PyMethodDef kProducerMethods[] = {

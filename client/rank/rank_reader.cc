@@ -72,7 +72,8 @@ bool RankReader::Fits(const Session& session, const Cell& cell) const {
   const ElementSpec& element = spec_by_part_[*part];
   for (size_t i = 0; i < element.size(); ++i) {
     const uint64_t bytes = element[i].RowBytes();
-    if (bytes > 0 && cell.rows > session.view->feature_bytes(i) / bytes) {
+    const uint64_t values = element[i].room > 0 ? 1 : cell.rows;
+    if (bytes > 0 && values > session.view->feature_bytes(i) / bytes) {
       return false;
     }
   }

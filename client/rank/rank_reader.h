@@ -100,7 +100,6 @@ class RankReader {
   const ElementSpec& element_spec(const Cell& cell) const {
     return spec_by_part_.empty() ? element_spec_ : spec_by_part_[*PartOf(cell)];
   }
-  const std::string& structure() const { return structure_; }
   uint64_t sample_count() const { return records_; }
   uint64_t steps_per_epoch() const { return steps_per_epoch_; }
   uint64_t epochs() const { return epochs_; }
@@ -185,7 +184,6 @@ class RankReader {
   // State of the incarnation.
   ElementSpec element_spec_;
   std::vector<ElementSpec> spec_by_part_;  // if they differ
-  std::string structure_;
   std::string job_;
   std::string dataset_;
   int64_t rank_ = 0;       // the number this rank attached with

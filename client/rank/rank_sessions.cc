@@ -148,7 +148,6 @@ Status RankReader::ReadAnswer(Message answer, Session* session) {
       }
       element_spec_ = CommonSpec(spec_by_part_);
     }
-    structure_ = json.value("structure", std::string());
     job_ = json.at("job").get<std::string>();
     dataset_ = json.at("dataset").get<std::string>();
     rank_ = plan_rank_ = json.at("rank").get<int64_t>();
@@ -313,7 +312,8 @@ bool RankReader::Disown(Session* session) {
     use(session->view->ids(cell), cell.rows * sizeof(int64_t));
     const ElementSpec& element = element_spec(cell);
     for (size_t i = 0; i < element.size(); ++i) {
-      use(session->view->feature(cell, i), cell.rows * element[i].RowBytes());
+      const std::byte* const data = session->view->feature(cell, i);
+      use(data, element[i].BytesUsed(cell.rows, data));
     }
   }
   for (const Batch* batch : held) left_behind_ += 1 + batch->repeats;

@@ -188,22 +188,53 @@ def test_what_means_nothing_is_said_once():
                                   prefetch_factor=2)
 
 
-@pytest.mark.parametrize("kind", ["val", "train"])
-def test_a_distributed_sampler_that_drops_the_last_rows(kind):
-    sampler = data.DistributedSampler(PAIRS, num_replicas=7, rank=0, drop_last=True,
-                                      shuffle=kind == "train")
-    loader = penstock.torch.DataLoader(PAIRS, 10, sampler=sampler)
-    # 7 * 14; what a script does with the other two rows, it does. Shuffled, all come.
-    assert sum(len(y) for _, y in loader) == (98 if kind == "val" else 100)
+class Evens(data.DistributedSampler):
+    def __iter__(self):
+        return iter([i for i in super().__iter__() if i % 2 == 0])
+
+    def __len__(self):
+        return 50
+
+
+def test_a_subclass_of_distributed_sampler_gives_its_own_indices():
+    loader = penstock.torch.DataLoader(
+        PAIRS, 8, sampler=Evens(PAIRS, num_replicas=1, rank=0, shuffle=False))
+    assert len(loader) == 7
+    assert [i for _, y in loader for i in y.tolist()] == list(range(0, 100, 2))
+
+
+@pytest.mark.parametrize("kind", [data.DistributedSampler, Evens])
+def test_a_distributed_sampler_of_other_ranks(kind):
+    loader = penstock.torch.DataLoader(
+        PAIRS, 8, sampler=kind(PAIRS, num_replicas=4, rank=1))
+    with pytest.raises(ValueError, match="rank 1 of 4, this loader of one of 1"):
+        next(iter(loader))
 
 
 @pytest.mark.parametrize("options, says", [
     ({"shuffle": True, "sampler": [1]}, "both give the order"),
-    ({"batch_sampler": [[1], [2, 3]]}, "wanted a torch.utils.data.BatchSampler"),
+    ({"batch_sampler": [[1]], "batch_size": 2}, "batch_sampler says batch_size"),
+    ({"num_workers": 0, "prefetch_factor": 2}, "num_workers > 0"),
+    ({"num_workers": -1}, "num_workers: wanted a whole number from 0, found -1"),
+    ({"timeout": -1}, "timeout: wanted seconds from 0, found -1"),
+    ({"shuffle": "yes"}, "shuffle: wanted True or False, found 'yes'"),
+    ({"batch_size": None, "drop_last": True}, "drop_last has no meaning"),
+    ({"features": ["x"]}, "features: they are those of a spec"),
 ])
 def test_options_that_contradict(options, says):
-    with pytest.raises(TypeError, match=says):
+    with pytest.raises((TypeError, ValueError), match=says):
         penstock.torch.DataLoader(PAIRS, **options)
+
+
+def test_attributes_are_those_of_pytorch():
+    loader = penstock.torch.DataLoader(PAIRS, 30, shuffle=True)
+    assert type(loader.sampler) is data.RandomSampler
+    assert type(penstock.torch.DataLoader(PAIRS).sampler) is data.SequentialSampler
+    for name in ("dataset", "batch_size", "sampler", "drop_last"):
+        with pytest.raises(ValueError, match=name):
+            setattr(loader, name, None)
+    loop = iter(loader)
+    assert iter(loop) is loop and len(loop) == 4 == len(list(loop))
 
 
 @pytest.mark.parametrize("options, says", [
@@ -240,13 +271,12 @@ def test_masks_of_pillow():
             return 3
 
         def __getitem__(self, index):
-            return white, np.array(white)
+            return white
 
     with penstock.torch.DataLoader(Masks(), batch_size=3) as loader:
-        for batch in loader:
-            for mask in batch:
-                assert mask.dtype == torch.bool and mask.all()
-                assert mask.numpy().view(np.uint8).max() == 1
+        for mask in loader:
+            assert mask.dtype == torch.bool and mask.all()
+            assert mask.numpy().view(np.uint8).max() == 1
 
 
 def test_an_iterable_dataset_is_refused_with_the_way_out():
@@ -399,18 +429,158 @@ def test_keys_and_namedtuples_are_those_of_pytorch():
         assert type(batch["pair"]) is type(batch["pair"].right) is Pair
 
 
-def test_a_namedtuple_of_a_class_that_only_the_dataset_has():
+class Outer:
+    Inner = collections.namedtuple("Inner", "x, y")
+    Inner.__qualname__ = "Outer.Inner"
+
+
+def test_classes_are_those_of_the_rank():
     Local = collections.namedtuple("Local", "x, y")
 
-    class Locals(data.Dataset):
+    class Of(data.Dataset):
+        def __init__(self, kind):
+            self.kind = kind
+
         def __len__(self):
             return 2
 
         def __getitem__(self, i):
-            return Local(i, -i)
+            return self.kind(x=i, y=-i)
 
-    batch, = penstock.torch.DataLoader(Locals(), 2)
-    assert type(batch).__name__ == "Local" and batch.y.tolist() == [0, -1]
+    for kind in (Local, Outer.Inner, collections.OrderedDict):
+        batch, = penstock.torch.DataLoader(Of(kind), 2)
+        like, = data.DataLoader(Of(kind), 2)
+        assert type(batch) is type(like) and same(batch, like)
+
+
+Lengths = [5, 40, 300, 2000, 7, 9000]
+
+
+class Long(data.Dataset):
+    def __len__(self):
+        return len(Lengths)
+
+    def __getitem__(self, i):
+        return torch.ones(Lengths[i], dtype=torch.long)
+
+
+def test_batches_are_of_any_size():
+    assert [tuple(batch.shape) for batch in penstock.torch.DataLoader(
+        Long(), 2, collate_fn=pad)] == [(2, 40), (2, 2000), (2, 9000)]
+
+
+class Sudden(data.Dataset):
+    def __len__(self):
+        return 12
+
+    def __getitem__(self, i):
+        return torch.full(((8 << 20) if i == 7 else 3,), i)
+
+
+def test_a_batch_far_larger_than_the_others():
+    with penstock.torch.DataLoader(Sudden(), None) as loader:
+        for i, row in enumerate(loader):
+            assert len(row) == ((8 << 20) if i == 7 else 3) and (row == i).all()
+    with penstock.torch.DataLoader(Sudden(), None, max_bytes=1 << 20) as loader:
+        with pytest.raises(ValueError, match=r"a batch has 671\d+ bytes; at most 1048576"
+                                             r" are allowed \(max_bytes=\)"):
+            list(loader)
+
+
+def test_a_batch_of_many_rows():
+    batches = list(penstock.torch.DataLoader(NoRows(25000), 12000))
+    assert [len(batch) for batch in batches] == [12000, 12000, 1000]
+    assert torch.equal(torch.cat(batches), torch.arange(25000))
+
+
+class ByLength(data.Sampler):
+    def __iter__(self):
+        yield from [[0, 1], (2, 3, 4), [5]]
+
+    def __len__(self):
+        return 3
+
+
+def test_a_batch_sampler_gives_batches_of_any_size():
+    loader = penstock.torch.DataLoader(torch.arange(6), batch_sampler=ByLength())
+    assert len(loader) == 3
+    for _ in range(2):
+        assert [batch.tolist() for batch in loader] == [[0, 1], [2, 3, 4], [5]]
+
+
+def test_samples_that_are_not_batched():
+    rows = [np.arange(3), {"x": 1.5}, "text"]
+    for row, like in zip(penstock.torch.DataLoader(rows, batch_size=None),
+                         data.DataLoader(rows, batch_size=None), strict=True):
+        assert same(row, like)
+
+
+class Turning(data.Sampler):
+    """Keeps a state: each order begins where the last one ended."""
+
+    def __init__(self):
+        self.at = 0
+
+    def __iter__(self):
+        for _ in range(7):
+            yield self.at
+            self.at = (self.at + 1) % 10
+
+    def __len__(self):
+        return 7
+
+
+def test_a_sampler_with_a_state_is_asked_for_each_epoch_in_turn():
+    wanted = [[i.item() for i in data.DataLoader(torch.arange(10), sampler=sampler)]
+              for sampler in [Turning()] for _ in range(4)]
+    loader = penstock.torch.DataLoader(torch.arange(10), sampler=Turning(),
+                                       num_workers=2)
+    assert [[i.item() for i in loader] for _ in range(4)] == wanted
+    other = penstock.torch.DataLoader(torch.arange(10), sampler=Turning())
+    other.set_epoch(2)
+    assert [i.item() for i in other] == wanted[2]
+
+
+def test_samples_that_cannot_be_made_are_left_out_or_replaced():
+    class Bad(data.Dataset):
+        def __len__(self):
+            return 9
+
+        def __getitem__(self, i):
+            if i in (1, 5, 6, 7, 8):
+                raise OSError("no such picture")
+            return i
+
+    def batches(on_error):
+        loader = penstock.torch.DataLoader(Bad(), 3, on_error=on_error)
+        return [batch.tolist() for batch in loader]
+
+    assert batches("skip") == [[0, 2], [3, 4], []]
+    with pytest.raises(OSError, match="(?s)sample 6.*no other sample of its batch"):
+        batches("substitute")
+
+
+def test_killed_processes_cost_no_batch():
+    class Slow(data.Dataset):
+        def __len__(self):
+            return 600
+
+        def __getitem__(self, i):
+            time.sleep(0.002)
+            return i, os.getpid()
+
+    counts = np.zeros(600, int)
+    kills = 0
+    for step, (rows, pids) in enumerate(penstock.torch.DataLoader(
+            Slow(), 4, num_workers=2, collate_fn=data.default_collate)):
+        counts[rows.numpy()] += 1
+        if step % 20 == 5:
+            try:
+                os.kill(int(pids[0]), signal.SIGKILL)
+                kills += 1
+            except ProcessLookupError:
+                pass
+    assert (counts == 1).all() and kills > 3
 
 
 class Wide(data.Dataset):
@@ -422,12 +592,7 @@ class Wide(data.Dataset):
 
 
 def test_more_features_than_a_job_has():
-    with pytest.raises(penstock.InvalidArgument,
-                       match=r"(?s)Wide.* more than 64 arrays.*collate_fn"):
-        next(iter(penstock.torch.DataLoader(Wide(), 2)))
-    batch = next(iter(penstock.torch.DataLoader(
-        Wide(), 2, collate_fn=lambda rows: data.default_collate(rows))))
-    assert len(batch) == 65
+    assert len(next(iter(penstock.torch.DataLoader(Wide(), 2)))) == 65
 
 
 class Faulty(data.Dataset):
@@ -439,12 +604,68 @@ class Faulty(data.Dataset):
 
 
 def test_a_sample_that_raises_is_told_with_the_way_out():
-    with pytest.raises(penstock.Error, match="(?s)sample 3.*on_error") as failure:
+    with pytest.raises(ZeroDivisionError, match="(?s)sample 3.*on_error") as failure:
         list(penstock.torch.DataLoader(Faulty(), 2))
+    assert isinstance(failure.value.__cause__, penstock.DataLoss)
     assert "in the spec" not in str(failure.value)
     assert str(failure.value).count("Faulty") == 1, failure.value
     loader = penstock.torch.DataLoader(Faulty(), 2, on_error="skip")
     assert sum(len(batch["x"]) for batch in loader) == 5
+
+
+class Coded(Exception):
+    def __init__(self, code, text):
+        super().__init__(code, text)
+
+
+class Raising(data.Dataset):
+    """Raises at the first sample, or at a later one."""
+
+    def __init__(self, error, at):
+        self.error, self.at = error, at
+
+    def __len__(self):
+        return 6
+
+    def __getitem__(self, i):
+        if i == self.at:
+            raise self.error
+        return i
+
+
+@pytest.mark.parametrize("at", [0, 4])
+@pytest.mark.parametrize("error, kind", [
+    (KeyError("one"), KeyError), (OSError("two\nlines: three"), OSError),
+    (json.JSONDecodeError("four", "five", 0), penstock.Error),
+    (Coded(6, "seven"), penstock.Error)], ids=lambda value: str(value)[:3])
+def test_an_exception_is_of_the_type_that_was_raised(error, kind, at):
+    with pytest.raises(kind, match="in __getitem__\n.*raise self.error\n"):
+        list(penstock.torch.DataLoader(Raising(error, at), 2))
+
+
+class Workers(data.Dataset):
+    opened = None
+
+    def __len__(self):
+        return 30
+
+    def __getitem__(self, i):
+        info = data.get_worker_info()
+        assert info.dataset is self
+        return self.opened[i], info.id, info.num_workers, info.seed
+
+    def open(self, worker):
+        assert data.get_worker_info().id == worker
+        self.opened = np.arange(30)
+
+
+def test_a_worker_is_told_before_its_first_sample():
+    dataset = Workers()
+    loader = penstock.torch.DataLoader(dataset, 5, num_workers=2, seed=40,
+                                       worker_init_fn=dataset.open)
+    rows = [row for batch in loader for row in zip(*map(torch.Tensor.tolist, batch))]
+    assert [i for i, *_ in rows] == list(range(30))
+    assert {row[1:] for row in rows} <= {(0, 2, 40), (1, 2, 41)}
 
 
 @dataclasses.dataclass
@@ -541,20 +762,76 @@ def test_memory_maps_and_arrays_are_not_copied(tmp_path, broker):
             assert (x.numpy() == array[i.numpy()]).all()
     folder = os.path.join(os.path.dirname(broker.socket), "datasets")
     sizes = [os.path.getsize(os.path.join(folder, name)) for name in os.listdir(folder)
-             if name.startswith("Mapped")]
+             if name.startswith("Mapped") and name.endswith(".pickle")]
     assert sorted(size > 12000 for size in sizes) == [False, False, True, True]
+
+
+def command_of(process):
+    with open(f"/proc/{process}/cmdline", "rb") as file:
+        return file.read()
+
+
+class Held(data.Dataset):
+    """Samples say whether their process was forked from one with the dataset."""
+
+    def __init__(self, held):
+        self.held = held
+
+    def __len__(self):
+        return 8
+
+    def __getitem__(self, i):
+        return command_of("self") == command_of(os.getppid())
+
+
+def memory_map(folder):
+    np.save(folder / "a.npy", np.zeros(10000))
+    return np.load(folder / "a.npy", mmap_mode="r")
+
+
+@pytest.mark.parametrize("held", [
+    lambda _: [str(i) for i in range(100000)], lambda _: np.zeros(1024),
+    lambda _: torch.zeros(4 << 20), lambda _: [np.zeros(4096), torch.zeros(4096)],
+    memory_map], ids=["list", "array", "tensor", "both", "map"])
+@pytest.mark.parametrize("by", ["program", "broker"])
+def test_processes_share_what_the_dataset_holds(tmp_path, monkeypatch, held, by):
+    monkeypatch.setattr(penstock.template, "can_fork", lambda: by == "program")
+    loader = penstock.torch.DataLoader(Held(held(tmp_path)), 4, num_workers=2)
+    assert all(forked for batch in loader for forked in batch.tolist())
+
+
+def test_processes_share_no_position_of_a_file(tmp_path, monkeypatch):
+    monkeypatch.setattr(penstock.template, "can_fork", lambda: False)
+
+    class Opened:
+        def __setstate__(self, _):
+            self.file = open(tmp_path / "a", "wb")
+
+        def __getstate__(self):
+            return 1
+
+    loader = penstock.torch.DataLoader(Held(Opened()), 4, num_workers=2)
+    assert not any(forked for batch in loader for forked in batch.tolist())
 
 
 SCRIPT = """
 import json, os, sys, time
 import torch
-from torch.utils.data import Dataset
+from torch.utils.data import Dataset, DistributedSampler
 import penstock.torch
 
 
+class Backwards(DistributedSampler):
+    def __iter__(self):
+        return reversed(list(super().__iter__()))
+
+
 class Squares(Dataset):  # of __main__
+    def __init__(self, count=101):
+        self.count = count
+
     def __len__(self):
-        return 101
+        return self.count
 
     def __getitem__(self, i):
         return i, i * i
@@ -566,6 +843,18 @@ def main(rank=os.environ.get("RANK", 0), spawned=None):
         torch.distributed.init_process_group(
             "gloo", init_method=spawned, rank=rank, world_size=2)
     validation = penstock.torch.DataLoader(Squares(), batch_size=8)
+    ranks = int(os.environ.get("WORLD_SIZE", 2 if spawned else 1))
+    for kind, count in ((DistributedSampler, 101 // ranks), (Backwards, 51)):
+        sampler = kind(Squares(), ranks, int(rank), shuffle=False, drop_last=True)
+        part = penstock.torch.DataLoader(Squares(), batch_size=8, sampler=sampler)
+        mine = [i for batch in part for i in batch[0].tolist()]
+        if kind is Backwards:
+            assert mine == list(sampler), mine
+        else:
+            assert abs(len(mine) - count) < 8 and max(mine) < count * ranks, mine
+    few = penstock.torch.DataLoader(Squares(17), batch_size=8)
+    shapes = [tuple(i.shape) for i, _ in few]
+    assert shapes == [[(8,), (8,), (1,)], [(8,), (1 - int(rank),)]][ranks - 1], shapes
     rows = []
     for epoch in range(2):
         for i, square in loader:

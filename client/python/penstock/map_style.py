@@ -8,8 +8,10 @@ loading a pickle runs its code.
 
 from __future__ import annotations
 
-import collections
-import importlib
+import collections.abc
+import contextlib
+import copy
+import functools
 import io
 import json
 import mmap
@@ -19,12 +21,12 @@ import re
 import struct
 import sys
 import tempfile
-from typing import (Any, Callable, Collection, Dict, List, NamedTuple, Optional,
+from typing import (Any, Callable, Dict, Iterator, List, NamedTuple, Optional,
                     Tuple)
 
 import numpy as np
 
-from penstock import _core, errors
+from penstock import _core, errors, template
 from penstock.dataset import Dataset
 from penstock.private_broker import environment
 from penstock.spec_values import given
@@ -32,6 +34,8 @@ from penstock.spec_values import given
 # Where buffers begin in the file: any dtype is aligned, and pages are whole.
 _ALIGN = 4096
 _HEAD = struct.Struct("<8sQQ")  # magic, place of the table, number of pieces
+# Files that are written while the template serves.
+_MEANWHILE_BYTES_MIN = 16 << 20
 # Buffers that are worth a place of their own.
 _BUFFER_BYTES_MIN = 4096
 
@@ -61,32 +65,41 @@ def own_socket(ranks: Optional[Ranks] = None) -> str:
         return _core.own_broker()
 
 
-def spec_of(name: str, socket: str, dataset: Any, *, sampler: Any = None,
-            worker_init_fn: Optional[Callable[[int], None]] = None,
-            pickled: bool = False, max_bytes: Optional[int] = None,
-            processes: Optional[int] = None) -> Dataset:
-    """A Dataset whose samples are those of an object.
+def spec_of(name: str, socket: str, dataset: Any, *,
+            collate_fn: Callable[[List[Any]], Any], batch_size: int = 1,
+            sampler: Any = None,
+            worker_init_fn: Optional[Callable[[int], None]] = None, seed: int = 0,
+            on_error: str = "fail", max_bytes: Optional[int] = None,
+            processes: Optional[int] = None) -> Tuple[Dataset, Callable[[], None]]:
+    """A Dataset whose batches are made of an object's samples.
 
     Args:
       name: the job's; all ranks pickle the same object under it, and the first file
         is taken.
+      collate_fn: makes a batch of a list of samples, in the process.
+      batch_size: of a rank. 0: the sampler gives lists of indices, each a batch.
       sampler: gives the order of each epoch, in which the dataset is read.
       worker_init_fn: called in each process with its number.
-      pickled: samples go to the rank as pickles, whatever they hold.
-      max_bytes: room for a text or a pickled sample.
+      on_error: "fail", "skip", or "substitute".
+      seed: with the process's number that of ``get_worker_info``.
+      max_bytes: the most that a batch may have.
       processes: how many make samples.
+
+    Returns:
+      It, and what to call when no more processes will be wanted.
 
     Raises:
       TypeError: the object cannot be pickled.
       FailedPrecondition: the broker is no private one of this user.
     """
-    path = _write(os.path.join(os.path.dirname(socket), "datasets"),
-                  name,
-                  {"dataset": dataset, "sampler": sampler,
-                   "worker_init_fn": worker_init_fn, "pickled": pickled})
+    path, withdraw = _write(
+        os.path.join(os.path.dirname(socket), "datasets"), name, socket,
+        {"dataset": dataset, "sampler": sampler, "collate_fn": collate_fn,
+         "batch_size": batch_size, "worker_init_fn": worker_init_fn, "seed": seed,
+         "on_error": on_error})
     # Other loaders of the same data take its state.
     return Dataset({"dataset": type_name(dataset), "source": {"python": given(
-        object=path, max_bytes=max_bytes, processes=processes)}})
+        object=path, max_bytes=max_bytes, processes=processes)}}), withdraw
 
 
 def type_name(dataset: Any) -> str:
@@ -102,11 +115,14 @@ def launch(ranks: Optional[Ranks] = None) -> str:
     return str(os.getpid() if _core.launch()[0] == "none" else os.getppid())
 
 
-def _write(folder: str, name: str, value: Dict[str, Any]) -> str:
-    """Pickles value into a file that appears whole; leaves one that is there."""
+def _write(folder: str, name: str, socket: str,
+           value: Dict[str, Any]) -> Tuple[str, Callable[[], None]]:
+    """Pickles value into a file that appears whole; leaves one that is there. Where
+    this program can be forked, it offers a template too; the file is for when that
+    ends."""
     path = os.path.join(folder, name + ".pickle")
-    if os.path.exists(path):
-        return path
+    if os.path.exists(path) or os.path.exists(path + ".socket"):
+        return path, lambda: None
     try:
         os.makedirs(folder, mode=0o700, exist_ok=True)
     except OSError as error:
@@ -114,41 +130,53 @@ def _write(folder: str, name: str, value: Dict[str, Any]) -> str:
             f"{folder}: {error.strerror}: only a private broker of this user takes a "
             "dataset that is an object; unset PENSTOCK_SOCKET, or use `with "
             "penstock.broker():`") from None
+    try:
+        pieces = _pieces(value)
+    except Exception as error:
+        raise TypeError(
+            f"{type(value['dataset']).__name__} cannot be pickled for the processes "
+            f"that make its samples: {error}. What cannot be pickled (open files, "
+            "connections, locks, generators) is opened in __getitem__, or by a "
+            "factory: penstock.Dataset.python") from error
+    listens = path + ".socket"
+    offered = template.can_fork() and template.offer(listens, socket, value,
+                                                     pieces.clear)
+    if offered and sum(map(len, pieces)) > _MEANWHILE_BYTES_MIN:
+        template.meanwhile(lambda: _write_file(folder, path, pieces))
+    else:
+        _write_file(folder, path, pieces)
+    return path, functools.partial(template.withdraw, listens) if offered else (
+        lambda: None)
+
+
+def _write_file(folder: str, path: str, pieces: List[Any]) -> None:
     with tempfile.NamedTemporaryFile(dir=folder, prefix=".") as file:
-        try:
-            _dump(value, file)
-        except Exception as error:
-            raise TypeError(
-                f"{type(value['dataset']).__name__} cannot be pickled for the processes "
-                f"that make its samples: {error}. What cannot be pickled (open files, "
-                "connections, locks, generators) is opened in __getitem__, or by a "
-                "factory: penstock.Dataset.python") from error
+        places = []
+        file.write(bytes(_HEAD.size))
+        for piece in pieces:
+            at = -(-file.tell() // _ALIGN) * _ALIGN
+            file.seek(at)
+            file.write(piece)
+            places += [at, len(piece)]
+        at = file.tell()
+        file.write(struct.pack(f"<{len(places)}Q", *places))
+        file.seek(0)
+        file.write(_HEAD.pack(b"PENSTOCK", at, len(pieces)))
         file.flush()
         try:
             os.link(file.name, path)
         except FileExistsError:
             pass  # of another rank
-    return path
 
 
-def _dump(value: Dict[str, Any], file: Any) -> None:
+def _pieces(value: Dict[str, Any]) -> List[Any]:
+    """Of the file: where it was pickled, the pickle, its buffers."""
     buffers: List[pickle.PickleBuffer] = []
     pickled = io.BytesIO()
     _pickler(pickled, buffers).dump(value)
     setting = json.dumps({"path": [os.path.abspath(each) for each in sys.path],
                           "folder": os.getcwd()}).encode()
-    pieces = [setting, pickled.getbuffer(), *(each.raw() for each in buffers)]
-    places = []
-    file.write(bytes(_HEAD.size))
-    for piece in pieces:
-        at = -(-file.tell() // _ALIGN) * _ALIGN
-        file.seek(at)
-        file.write(piece)
-        places += [at, len(piece)]
-    at = file.tell()
-    file.write(struct.pack(f"<{len(places)}Q", *places))
-    file.seek(0)
-    file.write(_HEAD.pack(b"PENSTOCK", at, len(pieces)))
+    return [setting, pickled.getbuffer(), *(each.raw() for each in buffers)]
 
 
 def _pickler(file: Any, buffers: List[pickle.PickleBuffer]) -> Any:
@@ -207,62 +235,141 @@ def _reduced_tensor(torch: Any, value: Any) -> Optional[Tuple[Any, ...]]:
         return None
 
 
+class OfRanks:
+    """The indices of all ranks, of a sampler that gives each rank its own: of each
+    step the first rank's batch first."""
+
+    def __init__(self, sampler: Any, batch_size: int):
+        self._sampler, self._batch_size = sampler, batch_size
+
+    def set_epoch(self, epoch: int) -> None:
+        self._sampler.set_epoch(epoch)
+
+    def __len__(self) -> int:
+        return len(self._sampler) * int(self._sampler.num_replicas)
+
+    def __iter__(self) -> Iterator[int]:
+        parts = [list(self._of(rank)) for rank in range(self._sampler.num_replicas)]
+        for rank, part in enumerate(parts):
+            if len(part) != len(parts[0]):
+                raise ValueError(f"the sampler gave {len(parts[0])} indices to rank 0 "
+                                 f"and {len(part)} to rank {rank}: wanted equally many")
+        for at in range(0, len(parts[0]), self._batch_size):
+            for part in parts:
+                yield from part[at:at + self._batch_size]
+
+    def _of(self, rank: int) -> Any:
+        sampler = copy.copy(self._sampler)
+        sampler.rank = rank
+        return sampler
+
+
 # ---- what ranks get
 
 
-def tree_of(structure: str, names: Collection[str]) -> Dict[str, Any]:
-    """The structure of samples (``Reader.structure``), with namedtuples' classes
-    found; of other features than its own (a ``map`` changed them) a dict of all."""
-    tree: Dict[str, Any] = json.loads(structure) if structure else {}
-    if not tree or not set(_features(tree)) <= set(names):
-        return {"dict": [[name, {"array": name}] for name in names]}
-    return tree
-
-
-def _features(tree: Dict[str, Any]) -> List[str]:
-    """The features of a tree; finds the classes of its namedtuples."""
-    (kind, inner), = tree.items()
-    if kind == "namedtuple":
-        module, name = inner["class"]
-        inner["class"] = _namedtuple(module, name, inner["fields"])
-        inner = inner["list"]
-    if kind in ("list", "namedtuple"):
-        return [name for each in inner for name in _features(each)]
-    if kind == "dict":
-        return [name for _, each in inner for name in _features(each)]
-    return [inner] if kind in ("array", "bytes") else list(inner)
-
-
-def _namedtuple(module: str, name: str, fields: List[str]) -> Any:
-    """The class, where this process has it; else one like it."""
+@contextlib.contextmanager
+def raising() -> Iterator[None]:
+    """Raises what the dataset has raised as an exception of its own type, as
+    PyTorch does for its workers; a type that takes no text, or that this process
+    does not have, as the error of Penstock, which is the cause otherwise."""
     try:
-        found: Any = importlib.import_module(module)
-        for part in name.split("."):
-            found = getattr(found, part)
-        if list(found._fields) == fields:
-            return found
-    except (ImportError, AttributeError):  # a class of a function, for one
-        pass
-    return collections.namedtuple(name.split(".")[-1], fields)
+        yield
+    except errors.Error as error:
+        raised = raised_in(str(error))
+        if raised is None:
+            raise
+        raise raised from error
 
 
-def rebuild(tree: Dict[str, Any], arrays: Callable[[str], Any],
-            convert: Callable[[str], Any]) -> Any:
-    """A batch nested as the samples are: lists, namedtuples, dicts, ``convert(name)``
-    of an array feature, lists of str, bytes and objects. ``arrays(name)``: NumPy's."""
-    (kind, inner), = tree.items()
-    if kind == "list":
-        return [rebuild(each, arrays, convert) for each in inner]
-    if kind == "namedtuple":
-        return inner["class"](*(rebuild(each, arrays, convert)
-                                for each in inner["list"]))
-    if kind == "dict":
-        return {key: rebuild(each, arrays, convert) for key, each in inner}
-    if kind in ("array", "bytes"):
-        return convert(inner)
-    rows = [bytes(row[:size]) for row, size in zip(*map(arrays, inner))]
-    if kind == "raw":
-        return rows
-    if kind == "text":
-        return [row.decode("utf-8", "surrogatepass") for row in rows]
-    return [pickle.loads(row) for row in rows]
+# The last line of a traceback, behind its last frame.
+_RAISED = re.compile(r"Traceback \(most recent call last\):\n(?: .*\n)+"
+                     r"([A-Za-z_][\w.]*)(?=[:;\n]|$)")
+
+
+class _Verbatim(str):
+    """A text that KeyError shows as it is."""
+
+    def __repr__(self) -> str:
+        return str(self)
+
+
+def raised_in(text: str) -> Optional[Exception]:
+    """An exception of the type that the last traceback in the text ends with."""
+    names = _RAISED.findall(text)
+    if not names:
+        return None
+    module, _, name = names[-1].rpartition(".")
+    kind = getattr(sys.modules.get(module or "builtins"), name, None)
+    if not isinstance(kind, type) or not issubclass(kind, Exception):
+        return None
+    try:
+        return kind(_Verbatim(text) if issubclass(kind, KeyError) else text)
+    except Exception:  # its __init__ wants something else
+        return None
+
+
+class _Unpickler(pickle.Unpickler):
+    """Of a batch whose tensors are parts of another one's memory."""
+
+    def __init__(self, file: Any, tensor: Callable[[int], Any], **options: Any):
+        super().__init__(file, **options)
+        self._tensor = tensor
+
+    def persistent_load(self, place: Any) -> Any:
+        number, dtype, shape = place
+        return self._tensor(number).view(dtype).reshape(shape)
+
+
+def load_batch(memory: np.ndarray, whole: Callable[[int], Any]) -> Any:
+    """The batch that lies in memory (broker/source/python_batches.py says how).
+
+    Args:
+      memory: uint8 [bytes], the batch at its beginning.
+      whole: gives a torch.Tensor uint8 of its first bytes; tensors of the batch are
+        parts of it.
+    """
+    size, at, pickled, tensors, others = memory[:40].view("<u8").tolist()
+    count = tensors + others
+    places = memory[40:40 + 16 * count].view("<u8").reshape(count, 2).tolist()
+    taken: List[Any] = []
+
+    def tensor(number: int) -> Any:
+        if not taken:
+            taken.append(whole(size))
+        offset, nbytes = places[number]
+        return taken[0][offset:offset + nbytes]
+
+    # Arrays are the rank's own, as those of PyTorch's workers are.
+    arrays = (bytearray(memory[offset:offset + nbytes])
+              for offset, nbytes in places[tensors:])
+    return _Unpickler(io.BytesIO(memory[at:at + pickled]), tensor,
+                      buffers=arrays).load()
+
+
+class OneSample:
+    """The collate_fn of ``batch_size=None``: batches are samples."""
+
+    def __init__(self, convert: Callable[[Any], Any]):
+        self._convert = convert
+
+    def __call__(self, samples: List[Any]) -> Any:
+        return self._convert(samples[0])
+
+
+def without_rows(value: Any, rows: int) -> Any:
+    """A batch like this one of so many rows, but of none: tensors, arrays, lists and
+    texts by rows are empty. TypeError: it has other parts."""
+    if isinstance(value, (str, bytes)) or value is None:
+        return value
+    if hasattr(value, "shape"):
+        return value[:0] if len(value.shape) > 0 and len(value) == rows else value
+    if isinstance(value, tuple) and hasattr(value, "_fields"):
+        return type(value)(*(without_rows(each, rows) for each in value))
+    if isinstance(value, collections.abc.Mapping):
+        return {key: without_rows(each, rows) for key, each in value.items()}
+    if isinstance(value, (list, tuple)):
+        if all(isinstance(each, (str, bytes, int, float)) for each in value):
+            return value[:0]
+        return type(value)(without_rows(each, rows) for each in value)
+    raise TypeError(f"this rank has no rows in an epoch's last step, and {type(value)} "
+                    "cannot be made empty: drop_last=True leaves that step out")

@@ -188,12 +188,6 @@ class Reader:
         return self._features
 
     @property
-    def structure(self) -> str:
-        """How the features of a dataset of Python are nested in a sample, as JSON
-        (``penstock_structure`` in penstock.h); "" for other sources."""
-        return self._core.structure
-
-    @property
     def delivery(self) -> str:
         """One of "split", "dynamic", "broadcast" or "independent", as `attach` was told;
         under `shard: off` a split is a broadcast."""

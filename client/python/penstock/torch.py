@@ -13,14 +13,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import inspect
 import itertools
 import os
 import socket as sockets
 import warnings
-from typing import (Any, Callable, Dict, Iterator, List, Optional, Sequence, Set,
-                    Tuple, Union)
+import weakref
+from typing import (Any, Callable, ContextManager, Dict, Iterator, List, Optional,
+                    Sequence, Set, Tuple, Union)
 
 import torch
 from torch import distributed
@@ -31,8 +33,6 @@ from penstock.batch import Batch
 from penstock.dataset import Dataset
 from penstock.reader import (Epoch, Reader, State, attach, no_epoch_left,
                              state_text)
-
-Tensors = Dict[str, torch.Tensor]
 
 # Arguments of PyTorch's DataLoader, and where a spec has them instead.
 _ELSEWHERE = {
@@ -57,6 +57,8 @@ _ELSEWHERE["batch_sampler"] = _ELSEWHERE["generator"] = _ELSEWHERE["sampler"]
 
 _UNSET: Any = object()
 
+_FIXED = ("dataset", "batch_size", "sampler", "drop_last")
+
 _numbers = itertools.count()  # the loaders of map-style datasets, in this process
 _told: Set[str] = set()
 
@@ -69,11 +71,10 @@ class DataLoader(data.IterableDataset):  # type: ignore[misc]
     (``.repeat(n)``, ``epochs:``), it raises FailedPrecondition.
 
     Of a map-style dataset of Python (``__len__``, ``__getitem__``): as PyTorch's.
-    Each ``for`` is an epoch, also after a ``break``. Batches are nested as samples
-    are: lists for tuples, namedtuples, dicts, lists of str. Processes of the broker
-    make the samples, once for all ranks of this host; every rank gets its part of
-    each global batch of ``batch_size`` rows a rank. It attaches at its first use, so
-    that it may be made before the ranks are known.
+    Each ``for`` is an epoch, also after a ``break``. Batches are those of PyTorch:
+    processes of the broker make and collate them, once for all ranks of this host;
+    every rank gets its part of each global batch of ``batch_size`` rows a rank. It
+    attaches at its first use, so that it may be made before the ranks are known.
 
     Rank and number of ranks are those of ``attach``, else of ``torch.distributed``.
     Where a loop begins elsewhere than the last one ended (after a ``break``, at a
@@ -96,18 +97,18 @@ class DataLoader(data.IterableDataset):  # type: ignore[misc]
         sampler: asked for the indices of each epoch, which the ranks share; a
           DistributedSampler says whether to shuffle, by ``set_epoch`` the epoch, and
           unshuffled with ``drop_last`` how many rows.
-        num_workers: how many processes make samples; 0: one per processor.
-        collate_fn: called in the rank with a list of samples, which come pickled.
+        num_workers: how many processes make batches; 0: one per processor.
+        collate_fn: called in such a process.
         generator: its ``initial_seed()`` is the seed.
         multiprocessing_context, prefetch_factor, persistent_workers,
           pin_memory_device, in_order: mean nothing here, said once.
       seed: of the order and of ``random``, ``numpy.random`` and ``torch`` in the
         dataset: each sample of an epoch has its own. 0.
-      max_bytes: room for a str or, with ``collate_fn``, a pickled sample. None: some
-        times what the first one takes.
+      max_bytes: the most that a batch may have. None: 256 MiB, or 32 times the
+        first sample's.
       on_error: of a sample that raises: "fail", "skip" or "substitute" (by the
-        next one).
-      features: names; batches are then tuples of these tensors instead of
+        next one of its batch).
+      features: of a spec: names; batches are then tuples of these tensors instead of
         dictionaries of all. KeyError: no such feature.
       device: None or "cpu": tensors over the batch's memory, which is held while one
         of them is alive (``Batch.torch``). Else copies on this device. A copy to a
@@ -118,8 +119,8 @@ class DataLoader(data.IterableDataset):  # type: ignore[misc]
     Raises:
       TypeError: an argument of the other kind of dataset, or an object that cannot
         be pickled or is not map-style.
-      InvalidArgument: a sample that is not made of arrays, tensors, pictures,
-        numbers, str, and lists, tuples and dicts of them.
+      ValueError: an argument that PyTorch refuses, a batch of more than max_bytes.
+      What the dataset raises, as its own type.
     """
 
     def __init__(self, dataset: Any = None,
@@ -150,18 +151,16 @@ class DataLoader(data.IterableDataset):  # type: ignore[misc]
         if unknown:
             raise TypeError("penstock.torch.DataLoader has no argument "
                             f"{sorted(unknown)[0]!r}")
-        if batch_size is None:
-            raise TypeError("batch_size=None: samples come as batches; take "
-                            "batch_size=1, or collate_fn=lambda rows: rows[0]")
         given = {name: value for name, value in dict(
-            batch_size=None if batch_size is _UNSET else batch_size, shuffle=shuffle,
-            sampler=sampler, batch_sampler=batch_sampler, num_workers=num_workers,
+            shuffle=shuffle, sampler=sampler, batch_sampler=batch_sampler, num_workers=num_workers,
             collate_fn=collate_fn, pin_memory=pin_memory, drop_last=drop_last,
             timeout=timeout, worker_init_fn=worker_init_fn,
             multiprocessing_context=multiprocessing_context, generator=generator,
             prefetch_factor=prefetch_factor, persistent_workers=persistent_workers,
             pin_memory_device=pin_memory_device, in_order=in_order, seed=seed,
             max_bytes=max_bytes, on_error=on_error).items() if value is not None}
+        if batch_size is not _UNSET:
+            given["batch_size"] = batch_size
         self._options = options
         self._split = (options.get("delivery") or "split") == "split"
         self._chosen = features
@@ -176,6 +175,9 @@ class DataLoader(data.IterableDataset):  # type: ignore[misc]
             self._rows = _Spec(dataset, **given)
             self._attach()
             return
+        if features is not None:
+            raise TypeError("features: they are those of a spec; a dataset's batches "
+                            "are nested as its samples are")
         self._rows = rows = _MapStyle(dataset, **given)
         # The attributes that PyTorch's has.
         self.dataset, self.batch_size = rows.dataset, rows.batch_size
@@ -183,6 +185,13 @@ class DataLoader(data.IterableDataset):  # type: ignore[misc]
         self.num_workers, self.collate_fn = rows.num_workers, rows.collate_fn
         self.worker_init_fn, self.timeout = rows.worker_init_fn, rows.timeout
         self.generator = generator
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        """ValueError: what a map-style dataset's loader was made with."""
+        if name in _FIXED and name in self.__dict__:
+            raise ValueError(f"{name}: a DataLoader keeps what it was made with: make "
+                             "another one")
+        super().__setattr__(name, value)
 
     @property
     def reader(self) -> Reader:
@@ -195,11 +204,16 @@ class DataLoader(data.IterableDataset):  # type: ignore[misc]
         if ranks is not None:
             options.update(rank=ranks.rank, world_size=ranks.world_size,
                            local_world_size=ranks.local_world_size)
-        reader = attach(source, **options)
-        self._features = (None if self._chosen is None else
-                          reader.element_spec.chosen(self._chosen))
+        with self._rows.raising():
+            reader = attach(source, **options)
+        try:
+            self._features = (None if self._chosen is None else
+                              reader.element_spec.chosen(self._chosen))
+            self._rows.attached(reader)
+        except BaseException:
+            reader.close()
+            raise
         self._reader = reader
-        self._rows.attached(reader)
         self._ranks_known = reader.world_size > 1 or "world_size" in options
         return reader
 
@@ -215,6 +229,9 @@ class DataLoader(data.IterableDataset):  # type: ignore[misc]
         return len(Epoch(self.reader, self.reader.epoch)) if steps is None else steps
 
     def __iter__(self) -> Iterator[Any]:
+        return _Loop(self, self._batches())
+
+    def _batches(self) -> Iterator[Any]:
         if data.get_worker_info() is not None:
             raise errors.FailedPrecondition(
                 "penstock.torch.DataLoader in a worker of PyTorch's: give that one "
@@ -231,10 +248,8 @@ class DataLoader(data.IterableDataset):  # type: ignore[misc]
         self._loop += 1
         loop = self._loop
         for epoch in reader.epochs():
-            for batch in epoch:
+            for result in self._results(epoch):
                 self._left = epoch.number
-                result = self._result(batch)
-                del batch
                 yield result
                 del result
                 if self._loop != loop:
@@ -245,6 +260,14 @@ class DataLoader(data.IterableDataset):  # type: ignore[misc]
             self._left = None
             return
         raise no_epoch_left(reader)
+
+    def _results(self, epoch: Epoch) -> Iterator[Any]:
+        with self._rows.raising():
+            for batch in epoch:
+                result = self._result(batch)
+                del batch
+                yield result
+                del result
 
     def _seek(self, reader: Reader) -> None:
         """Goes to the epoch that the next loop is of."""
@@ -274,21 +297,19 @@ class DataLoader(data.IterableDataset):  # type: ignore[misc]
         self._epoch = epoch
 
     def _result(self, batch: Batch) -> Any:
+        result = self._rows.result(batch, self.reader, self._placed)
         if self._features is None:
-            return self._rows.result(batch, self.reader, self._tensors)
-        tensors = self._tensors(batch)
-        return tuple(tensors[name] for name in self._features)
+            return result
+        return tuple(result[name] for name in self._features)
 
-    def _tensors(self, batch: Batch) -> Tensors:
-        tensors = batch.torch()
+    def _placed(self, tensor: torch.Tensor) -> torch.Tensor:
         to = "cpu" if self._device is None else self._device.type
         if to == "cuda" or self.pin_memory and torch.cuda.is_available():
-            tensors = {name: tensor.pin_memory() for name, tensor in tensors.items()}
+            tensor = tensor.pin_memory()
         if to != "cpu":
             # PyTorch keeps the pinned memory until the copy is done.
-            tensors = {name: tensor.to(self._device, non_blocking=to == "cuda")
-                       for name, tensor in tensors.items()}
-        return tensors
+            tensor = tensor.to(self._device, non_blocking=to == "cuda")
+        return tensor
 
     @property
     def epoch(self) -> int:
@@ -324,12 +345,29 @@ class DataLoader(data.IterableDataset):  # type: ignore[misc]
         """As ``Reader.close``."""
         if self._reader is not None:
             self._reader.close()
+            self._rows.closed()
 
     def __enter__(self) -> "DataLoader":
         return self
 
     def __exit__(self, *exception: object) -> None:
         self.close()
+
+
+class _Loop:
+    """A loop's iterator; as PyTorch's it has the length of an epoch."""
+
+    def __init__(self, loader: DataLoader, batches: Iterator[Any]):
+        self._loader, self._batches = loader, batches
+
+    def __iter__(self) -> "_Loop":
+        return self
+
+    def __next__(self) -> Any:
+        return next(self._batches)
+
+    def __len__(self) -> int:
+        return len(self._loader)
 
 
 class _Spec:
@@ -352,6 +390,9 @@ class _Spec:
     def attached(self, reader: Reader) -> None:
         """Learns from the Reader what is delivered."""
 
+    def closed(self) -> None:
+        """Nothing will be made for it any more."""
+
     def steps(self, world_size: int) -> Optional[int]:
         """Steps of an epoch that the ranks divide; None: the broker knows them."""
         return None
@@ -360,10 +401,14 @@ class _Spec:
         """The epoch of the next loop, where a sampler was set to another one."""
         return None
 
+    def raising(self) -> ContextManager[None]:
+        """What errors of rows are raised as."""
+        return contextlib.nullcontext()
+
     def result(self, batch: Batch, reader: Reader,
-               tensors: Callable[[Batch], Tensors]) -> Any:
-        """What the loop gets."""
-        return tensors(batch)
+               placed: Callable[[torch.Tensor], torch.Tensor]) -> Any:
+        """What the loop gets; placed: a tensor where the loop wants it."""
+        return {name: placed(tensor) for name, tensor in batch.torch().items()}
 
 
 class _MapStyle:
@@ -373,8 +418,10 @@ class _MapStyle:
     # After a ``break`` the next loop is of the next epoch, as PyTorch's.
     loop_is_epoch = True
 
-    def __init__(self, dataset: Any, *, batch_size: int = 1, shuffle: bool = False,
-                 sampler: Any = None, batch_sampler: Any = None, num_workers: int = 0,
+    def __init__(self, dataset: Any, *, batch_size: Optional[int] = 1,
+                 shuffle: bool = False,
+                 sampler: Any = None, batch_sampler: Any = None,
+                 num_workers: Optional[int] = None,
                  collate_fn: Optional[Callable[[List[Any]], Any]] = None,
                  pin_memory: bool = False, drop_last: bool = False, timeout: float = 0,
                  worker_init_fn: Optional[Callable[[int], None]] = None,
@@ -383,94 +430,127 @@ class _MapStyle:
                  **meaningless: Any):
         self._number = next(_numbers)
         if batch_sampler is not None:
-            if type(batch_sampler) is not data.BatchSampler:
-                raise TypeError(
-                    "batch_sampler: wanted a torch.utils.data.BatchSampler; others may "
-                    "give batches of any size: give sampler and batch_size")
-            sampler, batch_size, drop_last = (
-                batch_sampler.sampler, batch_sampler.batch_size, batch_sampler.drop_last)
-        if isinstance(dataset, data.IterableDataset) and (
-                type(dataset).__getitem__ is data.Dataset.__getitem__):
-            raise TypeError(
-                f"{type(dataset).__name__} is an IterableDataset, which has no "
-                "positions to shuffle, share or resume: put its rows with "
-                "penstock.producer")
-        for method in ("__len__", "__getitem__"):
-            if not hasattr(type(dataset), method):
-                raise TypeError(f"{type(dataset).__name__} has no {method}: wanted a "
-                                "map-style dataset")
-        if not isinstance(batch_size, int) or batch_size < 1:
-            raise ValueError("batch_size: wanted a whole number from 1, found "
-                             f"{batch_size!r}")
+            if batch_size != 1 or shuffle or sampler is not None or drop_last:
+                raise ValueError("batch_sampler says batch_size, shuffle, sampler and "
+                                 "drop_last too: give these, or it")
+            if type(batch_sampler) is data.BatchSampler:
+                sampler, batch_size, drop_last = (
+                    batch_sampler.sampler, batch_sampler.batch_size,
+                    batch_sampler.drop_last)
+                batch_sampler = None
+        if batch_size is None and drop_last:
+            raise ValueError("batch_size=None makes no batches: drop_last has no "
+                             "meaning")
+        _check_map_style(dataset)
+        if batch_size is not None:
+            _check_whole("batch_size", batch_size, 1)
+        _check_whole("num_workers", 0 if num_workers is None else num_workers, 0)
+        if not isinstance(timeout, (int, float)) or not timeout >= 0:
+            raise ValueError(f"timeout: wanted seconds from 0, found {timeout!r}")
+        if shuffle not in (True, False):
+            raise ValueError(f"shuffle: wanted True or False, found {shuffle!r}")
         if shuffle and sampler is not None:
-            raise TypeError("shuffle and sampler both give the order: give one")
+            raise ValueError("shuffle and sampler both give the order: give one")
+        if num_workers == 0:
+            _check_without_workers(**meaningless)
         self.dataset, self.batch_size = dataset, batch_size
-        self.sampler, self.drop_last = sampler, bool(drop_last)
-        self.num_workers, self.collate_fn = num_workers, collate_fn
+        self.drop_last = bool(drop_last)
+        self.num_workers, self.collate_fn = num_workers or 0, collate_fn
         self.worker_init_fn, self.timeout = worker_init_fn, timeout
         self._max_bytes, self._on_error = max_bytes, on_error
-        self._collate = None if collate_fn is data.default_collate else collate_fn
+        # A batch of its own size is one row of a rank.
+        self._gives_batches = batch_sampler is not None
+        self._per_rank = 1 if self._gives_batches else batch_size or 1
+        if batch_size is None:
+            self._collate: Any = map_style.OneSample(collate_fn or data.default_convert)
+        else:
+            self._collate = collate_fn or data.default_collate
+        self._empty: Any = None
         names = sorted(meaningless)
         _tell(f"penstock.torch.DataLoader: {', '.join(names)} "
               f"{'means' if len(names) == 1 else 'mean'} nothing here: the "
               "broker decides it for all ranks" if names else "")
-        self._order = _Order(dataset, shuffle, sampler, seed, generator)
+        self._order = _Order(dataset, shuffle,
+                             sampler if batch_sampler is None else batch_sampler, seed,
+                             generator)
+        self.sampler = (sampler if sampler is not None else
+                        data.RandomSampler(dataset, generator=generator)
+                        if shuffle and len(dataset) > 0
+                        else data.SequentialSampler(dataset))
 
     def source(self, options: Dict[str, Any],
                ranks: Optional[map_style.Ranks]) -> Tuple[Any, Dict[str, Any]]:
+        sampler = self._order.of_ranks(_world_size(options), self._per_rank)
+        seed = self._order.seed()
         name = (f"{map_style.type_name(self.dataset)}-{self._number}-"
                 f"{map_style.launch(ranks)}")
         socket = options.pop("socket", None) or map_style.own_socket(ranks)
-        spec = map_style.spec_of(
-            name, socket, self.dataset, sampler=self._order.sampler,
-            worker_init_fn=self.worker_init_fn, pickled=self._collate is not None,
+        spec, withdraw = map_style.spec_of(
+            name, socket, self.dataset, collate_fn=self._collate, sampler=sampler,
+            batch_size=0 if self._gives_batches else self._per_rank,
+            worker_init_fn=self.worker_init_fn, seed=seed, on_error=self._on_error,
             max_bytes=self._max_bytes, processes=self.num_workers or None)
-        seed = self._order.seed()
+        self._withdraw = weakref.finalize(self, withdraw)
         if self._order.shuffle:
             spec = spec.shuffle(seed=seed)
         spec = spec.seed(seed).batch(
-            per_rank=self.batch_size, last="drop" if self.drop_last else "partial"
+            per_rank=self._per_rank, last="drop" if self.drop_last else "partial"
         ).on_error(self._on_error).repeat(None)
-        # As many rows under way as PyTorch has, so that a slow one holds up no other.
+        # As many batches under way as PyTorch has, so that a slow one holds up no
+        # other.
         makers = self.num_workers or len(os.sched_getaffinity(0))
-        spec = spec.prefetch(min(max(2 * makers, 2), 8))
+        spec = spec.prefetch(min(max(-(-2 * makers // _world_size(options)), 2), 32))
         if self.timeout and "timeout_s" not in options:
             options["timeout_s"] = self.timeout
         return spec, {"job": name, **options, "socket": socket}
 
     def attached(self, reader: Reader) -> None:
-        self._tree = map_style.tree_of(reader.structure, reader.element_spec)
+        self._order.check(reader.world_size, reader.rank)
         if self.drop_last or reader.delivery != "split":
             return
-        left = reader.sample_count % (self.batch_size * reader.world_size)
+        left = reader.sample_count % (self._per_rank * reader.world_size)
         _tell(f"penstock.torch.DataLoader: the last batch of an epoch has {left} "
               f"rows, fewer than the {reader.world_size} ranks: some get a batch of "
               "no rows, whose mean loss is NaN. drop_last=True leaves it out"
               if 0 < left < reader.world_size else "")
 
+    def closed(self) -> None:
+        self._withdraw()
+
     def steps(self, world_size: int) -> Optional[int]:
-        sampler = self._order.sampler
-        rows = len(self.dataset if sampler is None else sampler)
-        batch = self.batch_size * world_size
+        rows = self._order.row_count(world_size)
+        batch = self._per_rank * world_size
         return int(rows // batch if self.drop_last else -(-rows // batch))
 
     def epoch(self) -> Optional[int]:
         return self._order.epoch()
 
+    def raising(self) -> ContextManager[None]:
+        return map_style.raising()
+
     def result(self, batch: Batch, reader: Reader,
-               tensors: Callable[[Batch], Tensors]) -> Any:
-        found: Tensors = {}
-        stats = reader.stats()
-        # A loop that keeps its batches gets copies: the broker needs the memory.
-        copies = stats["held"] >= stats["hold_max"]
+               placed: Callable[[torch.Tensor], torch.Tensor]) -> Any:
+        if batch.rows == 0:
+            return self._without_rows()
 
-        def tensor(name: str) -> torch.Tensor:
-            if not found:
-                found.update(tensors(batch))
-            return found[name].clone() if copies else found[name]
+        def whole(size: int) -> torch.Tensor:
+            tensor = batch.torch()["batch"][0, :size]
+            stats = reader.stats()
+            # A loop that keeps its batches gets copies: the broker needs the memory.
+            if stats["held"] >= stats["hold_max"]:
+                tensor = tensor.clone()
+            return placed(tensor)
 
-        rows = map_style.rebuild(self._tree, batch.__getitem__, tensor)
-        return rows if self._collate is None else self._collate(rows)
+        return map_style.load_batch(batch["batch"][0], whole)
+
+    def _without_rows(self) -> Any:
+        """A batch of no rows, as the others are: made here of one sample."""
+        if self._empty is None:
+            sampler = self._order.sampler_of_rows()
+            index = 0 if sampler is None else next(iter(sampler))
+            self._empty = map_style.without_rows(
+                self._collate([self.dataset[index]]), 1)
+        return self._empty
 
 
 class _Order:
@@ -479,23 +559,57 @@ class _Order:
     def __init__(self, dataset: Any, shuffle: bool, sampler: Any, seed: Optional[int],
                  generator: Optional[torch.Generator]):
         self.shuffle = shuffle
-        self.sampler = sampler  # what the broker asks; None: it makes the order
+        self._dataset = dataset
+        self._sampler = sampler  # what the broker asks; None: it makes the order
         self._seed, self._generator = seed, generator
         self._distributed: Any = None
         if isinstance(sampler, data.DistributedSampler):
-            self.shuffle = sampler.shuffle
-            self._seed = sampler.seed if seed is None else seed
-            # Validation that drops the last rows comes back to them in another loader.
-            self.sampler = (range(sampler.total_size)
-                            if sampler.drop_last and not sampler.shuffle else None)
             self._distributed, self._epoch = sampler, sampler.epoch
+            self._seed = sampler.seed if seed is None else seed
+        if type(sampler) is data.DistributedSampler:
+            self.shuffle = sampler.shuffle
+            # Validation that drops the last rows comes back to them in another loader.
+            self._sampler = (range(sampler.total_size)
+                             if sampler.drop_last and not sampler.shuffle else None)
             _tell("penstock.torch.DataLoader: the ranks share each epoch without the "
                   "DistributedSampler, and no row comes twice to make their parts equal")
         elif type(sampler) is data.SequentialSampler:
-            self.sampler = None
+            self._sampler = None
         elif type(sampler) is data.RandomSampler and not sampler.replacement and (
                 sampler.num_samples == len(dataset)):
-            self.shuffle, self.sampler = True, None
+            self.shuffle, self._sampler = True, None
+
+    def row_count(self, world_size: int) -> int:
+        """Rows of an epoch, of all ranks."""
+        if self._sampler is None:
+            return len(self._dataset)
+        ranks = world_size if self._sampler is self._distributed else 1
+        return len(self._sampler) * ranks
+
+    def sampler_of_rows(self) -> Any:
+        """What gives the indices of one rank; None: all in turn."""
+        return self._sampler
+
+    def of_ranks(self, world_size: int, batch_size: int) -> Any:
+        """What the broker asks for the indices of all ranks; None: it makes them."""
+        self.check(world_size)
+        if self._distributed is None or self._sampler is not self._distributed:
+            return self._sampler
+        return map_style.OfRanks(self._sampler, batch_size)
+
+    def check(self, world_size: int, rank: Optional[int] = None) -> None:
+        """ValueError: a DistributedSampler of another number of ranks, or rank."""
+        sampler = self._distributed
+        if sampler is None:
+            return
+        if sampler.num_replicas == world_size and rank in (None, sampler.rank):
+            return
+        this = "one" if rank is None else f"rank {rank}"
+        raise ValueError(
+            f"the DistributedSampler is of rank {sampler.rank} of "
+            f"{sampler.num_replicas}, this loader of {this} of {world_size}: start as "
+            "many ranks (torchrun), or leave the sampler out: the ranks share each "
+            "epoch without one")
 
     def seed(self) -> int:
         """The seed of the order and of the dataset's random numbers."""
@@ -541,6 +655,34 @@ def _gathered(rank: int, world_size: int) -> map_style.Ranks:
     distributed.all_gather_object(places, (sockets.gethostname(), os.getpid()))
     here = [place for place in places if place[0] == places[rank][0]]
     return map_style.Ranks(rank, world_size, len(here), "-".join(map(str, places[0])))
+
+
+def _check_map_style(dataset: Any) -> None:
+    kind = type(dataset)
+    if isinstance(dataset, data.IterableDataset) and (
+            kind.__getitem__ is data.Dataset.__getitem__):
+        raise TypeError(
+            f"{kind.__name__} is an IterableDataset, which has no positions to "
+            "shuffle, share or resume: put its rows with penstock.producer")
+    for method in ("__len__", "__getitem__"):
+        if not hasattr(kind, method):
+            raise TypeError(f"{kind.__name__} has no {method}: wanted a map-style "
+                            "dataset")
+
+
+def _check_whole(name: str, value: Any, least: int) -> None:
+    if not isinstance(value, int) or value < least:
+        raise ValueError(f"{name}: wanted a whole number from {least}, found {value!r}")
+
+
+def _check_without_workers(prefetch_factor: Optional[int] = None,
+                           persistent_workers: bool = False,
+                           multiprocessing_context: Any = None, **others: Any) -> None:
+    """PyTorch's refusals for num_workers=0, so that a loop runs with either."""
+    if prefetch_factor is not None or persistent_workers or (
+            multiprocessing_context is not None):
+        raise ValueError("prefetch_factor, persistent_workers and "
+                         "multiprocessing_context are for num_workers > 0")
 
 
 def _tell(text: str) -> None:

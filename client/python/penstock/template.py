@@ -1,0 +1,169 @@
+"""A process forked from this program, with a dataset in its memory, from which the
+broker forks those that make the batches: as PyTorch's workers, they begin in
+milliseconds and share what the program has loaded.
+
+The broker connects to its socket and gives it the text that such processes run
+(broker/user_code/python_process.py). It ends when the socket or the broker is gone,
+not with its rank: others on this host get its batches too.
+"""
+
+from __future__ import annotations
+
+import array
+import contextlib
+import gc
+import os
+import signal
+import socket as sockets
+import stat
+import struct
+import sys
+import time
+import warnings
+from typing import Any, Callable, Dict
+
+_LOOK_S = 1.0  # how often it looks whether it is needed
+_GONE_S = 10.0  # a broker that does not listen for so long is gone
+_MESSAGE_MAX = 1 << 16
+
+
+def can_fork() -> bool:
+    """Whether this program can be forked: a CUDA context cannot."""
+    torch = sys.modules.get("torch")
+    return not (torch is not None and torch.cuda.is_initialized())
+
+
+def offer(path: str, broker: str, given: Dict[str, Any],
+          forget: Callable[[], None]) -> bool:
+    """Forks the process, which listens at path and has what is given. False: it
+    cannot listen there (a path too long, another rank's).
+
+    Args:
+      broker: the socket of the broker.
+      forget: called in the process, which drops what it has no use for.
+    """
+    try:
+        listener = sockets.socket(sockets.AF_UNIX, sockets.SOCK_SEQPACKET)
+        listener.bind(path)
+    except OSError:
+        return False
+    with listener:
+        listener.listen()
+        meanwhile(lambda: _Template(listener, path, broker, given).run(forget))
+    return True
+
+
+def withdraw(path: str) -> None:
+    """The process ends; those that it has forked go on."""
+    with contextlib.suppress(OSError):
+        os.unlink(path)
+
+
+def meanwhile(work: Callable[[], None]) -> None:
+    """Does it in a process forked from this one, whose child it is not."""
+    for stream in (sys.stdout, sys.stderr):
+        if stream is not None:
+            stream.flush()
+    with warnings.catch_warnings():
+        # Of forks beside threads: the child calls none of their libraries.
+        warnings.simplefilter("ignore")
+        child = os.fork()
+    if child == 0:
+        try:
+            if os.fork() == 0:
+                os.setsid()
+                _close_others()
+                work()
+        finally:
+            os._exit(0)
+    os.waitpid(child, 0)
+
+
+def _close_others() -> None:
+    """Closes what is not a file, nor listens: a connection ends when its rank does,
+    whatever this process does. Nobody waits for what it prints."""
+    null = os.open(os.devnull, os.O_RDWR)
+    for number in (0, 1, 2):
+        os.dup2(null, number)
+    for name in os.listdir("/proc/self/fd"):
+        number = int(name)
+        try:
+            mode = os.fstat(number).st_mode
+            if number <= 2 or stat.S_ISSOCK(mode) and _listens(number):
+                continue
+            if not stat.S_ISREG(mode) or (
+                    os.readlink(f"/proc/self/fd/{name}").startswith("/memfd:")):
+                os.close(number)
+        except OSError:  # that of the listing
+            pass
+
+
+def _listens(number: int) -> bool:
+    with sockets.socket(fileno=os.dup(number)) as each:
+        return bool(each.getsockopt(sockets.SOL_SOCKET, sockets.SO_ACCEPTCONN)) and (
+            each.family == sockets.AF_UNIX)
+
+
+class _Template:
+    def __init__(self, listener: sockets.socket, path: str, broker: str,
+                 given: Dict[str, Any]):
+        self._listener, self._path, self._broker = listener, path, broker
+        self._given = given
+
+    def run(self, forget: Callable[[], None]) -> None:
+        forget()
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGCHLD):
+            signal.signal(number, signal.SIG_DFL)
+        gc.freeze()  # a collection would write to all of the shared pages
+        self._listener.settimeout(_LOOK_S)
+        heard_s = time.monotonic()
+        while os.path.exists(self._path):
+            try:
+                connection, _ = self._listener.accept()
+            except sockets.timeout:
+                if time.monotonic() - heard_s > _GONE_S:
+                    if not self._broker_listens():
+                        os.unlink(self._path)
+                        return
+                    heard_s = time.monotonic()
+                connection = None
+            if connection is not None:
+                if os.fork() == 0:
+                    self._listener.close()
+                    self._serve(connection)
+                    return
+                connection.close()
+            try:
+                while os.waitpid(-1, os.WNOHANG)[0]:
+                    pass
+            except ChildProcessError:
+                pass
+
+    def _broker_listens(self) -> bool:
+        with sockets.socket(sockets.AF_UNIX, sockets.SOCK_SEQPACKET) as probe:
+            try:
+                probe.connect(self._broker)
+            except OSError:
+                return False
+        return True
+
+    def _serve(self, connection: sockets.socket) -> None:
+        credentials = connection.getsockopt(
+            sockets.SOL_SOCKET, sockets.SO_PEERCRED, struct.calcsize("3i"))
+        if struct.unpack("3i", credentials)[1] != os.geteuid():
+            return
+        trusted, control, _, _ = connection.recvmsg(
+            _MESSAGE_MAX, sockets.CMSG_SPACE(8))
+        descriptors = array.array("i")
+        for level, kind, data in control:
+            if (level, kind) == (sockets.SOL_SOCKET, sockets.SCM_RIGHTS):
+                descriptors.frombytes(data)
+        text, log = descriptors
+        for number in (1, 2):
+            os.dup2(log, number)
+        os.close(log)
+        with os.fdopen(text) as file:
+            program = file.read()
+        exec(compile(program, "<string>", "exec"), {
+            "__name__": "penstock", "GIVEN": self._given, "LINK": connection.detach(),
+            "TRUSTED": trusted.decode()})
