@@ -13,14 +13,17 @@
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import functools
 import inspect
-import itertools
+import json
 import os
 import socket as sockets
+import sys
 import warnings
 import weakref
+import zlib
 from typing import (Any, Callable, ContextManager, Dict, Iterator, List, Optional,
                     Sequence, Set, Tuple, Union)
 
@@ -59,7 +62,8 @@ _UNSET: Any = object()
 
 _FIXED = ("dataset", "batch_size", "sampler", "drop_last")
 
-_numbers = itertools.count()  # the loaders of map-style datasets, in this process
+# The loaders of map-style datasets in this process, by what names them.
+_numbers: Dict[str, int] = collections.Counter()
 _told: Set[str] = set()
 
 
@@ -79,8 +83,9 @@ class DataLoader(data.IterableDataset):  # type: ignore[misc]
     Rank and number of ranks are those of ``attach``, else of ``torch.distributed``.
     Where a loop begins elsewhere than the last one ended (after a ``break``, at a
     state), all ranks meet: in ``torch.distributed.barrier``, else they have to leave
-    the loop together. A loop that begins while another one over the same loader is
-    under way takes its place; the other raises FailedPrecondition.
+    the loop together. Of two loops over one loader at once the newer is the loader's,
+    for its state; the older goes on by a job of its own (of a spec it raises
+    FailedPrecondition).
 
     It is no ``torch.utils.data.DataLoader``: packages that divide or rebuild those
     leave it as it is. For code that takes nothing else it is an iterable dataset of
@@ -146,14 +151,15 @@ class DataLoader(data.IterableDataset):  # type: ignore[misc]
                  on_error: Optional[str] = None,
                  features: Optional[Sequence[str]] = None,
                  device: Union[str, torch.device, None] = None,
+                 _name: Optional[str] = None,
                  **options: Any):
         unknown = set(options) - set(inspect.signature(attach).parameters)
         if unknown:
             raise TypeError("penstock.torch.DataLoader has no argument "
                             f"{sorted(unknown)[0]!r}")
         given = {name: value for name, value in dict(
-            shuffle=shuffle, sampler=sampler, batch_sampler=batch_sampler, num_workers=num_workers,
-            collate_fn=collate_fn, pin_memory=pin_memory, drop_last=drop_last,
+            shuffle=shuffle, sampler=sampler, batch_sampler=batch_sampler,
+            num_workers=num_workers, collate_fn=collate_fn, pin_memory=pin_memory, drop_last=drop_last,
             timeout=timeout, worker_init_fn=worker_init_fn,
             multiprocessing_context=multiprocessing_context, generator=generator,
             prefetch_factor=prefetch_factor, persistent_workers=persistent_workers,
@@ -169,7 +175,10 @@ class DataLoader(data.IterableDataset):  # type: ignore[misc]
         self._reader: Optional[Reader] = None
         self._left: Optional[int] = None  # the epoch of a loop that has not ended it
         self._epoch: Optional[int] = None  # what set_epoch has been told
+        self._loaded: Optional[Dict[str, Any]] = None  # a state that no loop began at
         self._loop = 0  # the number of the newest loop
+        self._running: Optional[int] = None  # a loop that has not ended
+        self._places: Dict[int, State] = {}  # of loops that another one has left behind
         self._rows: Union[_Spec, _MapStyle]
         if isinstance(dataset, (type(None), str, bytes, os.PathLike, Dataset)):
             self._rows = _Spec(dataset, **given)
@@ -178,7 +187,8 @@ class DataLoader(data.IterableDataset):  # type: ignore[misc]
         if features is not None:
             raise TypeError("features: they are those of a spec; a dataset's batches "
                             "are nested as its samples are")
-        self._rows = rows = _MapStyle(dataset, **given)
+        self._given = dict(given, device=device, **options)
+        self._rows = rows = _MapStyle(dataset, _name or _name_of(dataset), **given)
         # The attributes that PyTorch's has.
         self.dataset, self.batch_size = rows.dataset, rows.batch_size
         self.sampler, self.drop_last = rows.sampler, rows.drop_last
@@ -244,22 +254,48 @@ class DataLoader(data.IterableDataset):  # type: ignore[misc]
                 "this loader attached as the only rank, before torch.distributed had "
                 "its ranks, and each of them would get all rows: make it after "
                 "init_process_group (with Lightning in `train_dataloader()`)")
+        chosen = self._rows.epoch()
+        if chosen is not None:
+            self._epoch = chosen
+        ended, self._loaded = self._ended(), None
+        if ended is not None and self._epoch in (None, ended):
+            self._epoch = None
+            return
+        if self._running is not None:
+            self._places[self._running] = self.state_dict()
         self._seek(reader)
         self._loop += 1
-        loop = self._loop
-        for epoch in reader.epochs():
-            for result in self._results(epoch):
-                self._left = epoch.number
-                yield result
-                del result
-                if self._loop != loop:
-                    raise errors.FailedPrecondition(
-                        "another loop over this DataLoader has begun and taken the "
-                        "place of this one: a loop inside of a loop needs a DataLoader "
-                        "of its own")
-            self._left = None
-            return
-        raise no_epoch_left(reader)
+        loop = self._running = self._loop
+        try:
+            for epoch in reader.epochs():
+                for result in self._results(epoch):
+                    self._left = epoch.number
+                    yield result
+                    del result
+                    if self._loop != loop:
+                        break
+                else:
+                    self._left = None
+                    return
+                break
+            else:
+                raise no_epoch_left(reader)
+            yield from self._apart(loop)
+        finally:
+            self._places.pop(loop, None)
+            if self._running == loop:
+                self._running = None
+
+    def _apart(self, loop: int) -> Iterator[Any]:
+        """The rest of a loop whose place another one has taken: by a job of its own."""
+        if not self._rows.loop_is_epoch:
+            raise errors.FailedPrecondition(
+                "another loop over this DataLoader has begun and taken the place of "
+                "this one: a loop inside of a loop needs a DataLoader of its own")
+        with DataLoader(self.dataset, _name=f"{self._rows.name}.{loop}",
+                        **self._given) as other:
+            other.load_state_dict(self._places[loop])
+            yield from other
 
     def _results(self, epoch: Epoch) -> Iterator[Any]:
         with self._rows.raising():
@@ -271,9 +307,6 @@ class DataLoader(data.IterableDataset):  # type: ignore[misc]
 
     def _seek(self, reader: Reader) -> None:
         """Goes to the epoch that the next loop is of."""
-        chosen = self._rows.epoch()
-        if chosen is not None:
-            self._epoch = chosen
         anew = self._rows.loop_is_epoch and self._left == reader.epoch
         if anew and self._split and reader.state_dict()["epoch"] != reader.epoch:
             reader._take()  # left at its last batch: only the end is to be taken
@@ -313,8 +346,10 @@ class DataLoader(data.IterableDataset):  # type: ignore[misc]
 
     @property
     def epoch(self) -> int:
-        """The next batch's epoch, from 0; ``epoch_count`` at the end."""
-        return self.reader.epoch
+        """The next batch's epoch, from 0; ``epoch_count`` at the end. The next
+        loop's, where a state has left no batch of it."""
+        reader, ended = self.reader, self._ended()
+        return reader.epoch if ended is None else ended
 
     @property
     def epoch_count(self) -> Optional[int]:
@@ -330,11 +365,26 @@ class DataLoader(data.IterableDataset):  # type: ignore[misc]
             "batches, torch.utils.data.DataLoader(loader, batch_size=None)")
 
     def state_dict(self) -> Dict[str, Any]:
-        """As ``Reader.state_dict``."""
-        return self.reader.state_dict()
+        """As ``Reader.state_dict``. Inside of a map-style dataset's loop that has its
+        last batch: of that epoch, of which no batch is left."""
+        state = self.reader.state_dict()
+        if self._ended() is not None:
+            return dict(self._loaded or {})
+        if self._rows.loop_is_epoch and self._left == self.reader.epoch and (
+                self._split and state["epoch"] != self._left):
+            state.update(epoch=self._left, row=self.reader.sample_count)
+        return state
+
+    def _ended(self) -> Optional[int]:
+        """The epoch of a loaded state that leaves no batch of it."""
+        if self._loaded is None or not self._rows.loop_is_epoch or (
+                self._loaded.get("row", 0) < self.reader.sample_count):
+            return None
+        return int(self._loaded["epoch"])
 
     def load_state_dict(self, state: State) -> None:
         """As ``Reader.load_state_dict``."""
+        self._loaded = json.loads(state_text(state))
         if self._reader is None:
             self._options["state"] = state_text(state)
         else:
@@ -418,7 +468,7 @@ class _MapStyle:
     # After a ``break`` the next loop is of the next epoch, as PyTorch's.
     loop_is_epoch = True
 
-    def __init__(self, dataset: Any, *, batch_size: Optional[int] = 1,
+    def __init__(self, dataset: Any, name: str, *, batch_size: Optional[int] = 1,
                  shuffle: bool = False,
                  sampler: Any = None, batch_sampler: Any = None,
                  num_workers: Optional[int] = None,
@@ -428,7 +478,7 @@ class _MapStyle:
                  generator: Optional[torch.Generator] = None, seed: Optional[int] = None,
                  max_bytes: Optional[int] = None, on_error: str = "fail",
                  **meaningless: Any):
-        self._number = next(_numbers)
+        self.name = name
         if batch_sampler is not None:
             if batch_size != 1 or shuffle or sampler is not None or drop_last:
                 raise ValueError("batch_sampler says batch_size, shuffle, sampler and "
@@ -482,8 +532,7 @@ class _MapStyle:
                ranks: Optional[map_style.Ranks]) -> Tuple[Any, Dict[str, Any]]:
         sampler = self._order.of_ranks(_world_size(options), self._per_rank)
         seed = self._order.seed()
-        name = (f"{map_style.type_name(self.dataset)}-{self._number}-"
-                f"{map_style.launch(ranks)}")
+        name = f"{self.name}-{map_style.launch(ranks)}"
         socket = options.pop("socket", None) or map_style.own_socket(ranks)
         spec, withdraw = map_style.spec_of(
             name, socket, self.dataset, collate_fn=self._collate, sampler=sampler,
@@ -624,6 +673,18 @@ class _Order:
             return None
         self._epoch = self._distributed.epoch
         return int(self._epoch)
+
+
+def _name_of(dataset: Any) -> str:
+    """The same in all ranks, whatever other loaders only some of them make: by the
+    dataset's class and the line that makes the loader."""
+    frame = sys._getframe(1)
+    while frame.f_back is not None and frame.f_globals.get("__name__") == __name__:
+        frame = frame.f_back
+    line = f"{os.path.basename(frame.f_code.co_filename)}:{frame.f_lineno}"
+    name = f"{map_style.type_name(dataset)}-{zlib.crc32(line.encode()):08x}"
+    _numbers[name] += 1
+    return f"{name}-{_numbers[name]}"
 
 
 def _ranks(options: Dict[str, Any]) -> Optional[map_style.Ranks]:
