@@ -1,10 +1,13 @@
 """Mistakes end in an exception with a message, never in a crash or a hang."""
 
+import collections.abc
 import gc
+import inspect
 import os
 import subprocess
 import sys
 import time
+import typing
 
 import penstock
 import pytest
@@ -87,8 +90,48 @@ def test_an_argument_of_another_kind_is_named_with_what_is_wanted():
         with pytest.raises(TypeError, match=r"^schedule: wanted the weights by the row from "
                                             r"which on they hold, such as \{1000: \[1, 2\]\}"):
             penstock.Dataset.mix([numbers, numbers], schedule=schedule)
-    with pytest.raises(TypeError, match='wanted split'):
+    with pytest.raises(TypeError, match='of: wanted a mapping of names to a number'):
         numbers.split("train", [0.9, 0.1])
+
+
+def value_for(hint):
+    """One that an annotation takes."""
+    inner = typing.get_args(hint)
+    kind = typing.get_origin(hint) or hint
+    if kind is typing.Union:
+        return value_for(inner[0])
+    for base, value in ((collections.abc.Sequence, []), (collections.abc.Mapping, {}),
+                        (os.PathLike, "a"), (collections.abc.Callable, print)):
+        if kind is base:
+            return value
+    return {str: "a", int: 1, float: 1.0, bool: True}.get(kind)
+
+
+FUNCTIONS = {
+    **{name: getattr(penstock, name) for name in penstock.__all__
+       if getattr(getattr(penstock, name), "__module__", "") == "penstock.operations"
+       and name != "Operation"},
+    **{f"Dataset.{name}": getattr(penstock.Dataset.range(8), name)
+       for name, value in vars(penstock.Dataset).items()
+       if not name.startswith("_") and callable(getattr(value, "__func__", value))}}
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_each_argument_of_another_type_is_named(name):
+    function = FUNCTIONS[name]
+    parameters = inspect.signature(function).parameters
+    hints = typing.get_type_hints(getattr(function, "__func__", function))
+    needed = {each: value_for(hints[each]) for each, parameter in parameters.items()
+              if parameter.default is inspect.Parameter.empty
+              and parameter.kind not in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)}
+    for each, parameter in parameters.items():
+        if hints[each] is typing.Any or typing.Any in typing.get_args(hints[each]):
+            continue
+        arguments, named = [], {**needed, each: object()}
+        if parameter.kind is parameter.VAR_POSITIONAL:
+            arguments, named = [object()], {}
+        with pytest.raises(TypeError, match=f"{each}: wanted .*, got <object object"):
+            function(*arguments, **named)
 
 
 def test_things_of_another_type_are_named(attach, numbers):

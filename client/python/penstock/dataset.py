@@ -8,7 +8,8 @@
                .batch(2048)
                .repeat(90))
 
-Each step returns a new Dataset. Nothing is read or checked here: the broker
+Each step returns a new Dataset. Nothing is read here, and only types are checked (a
+TypeError names the argument): the broker
 checks a spec at the attach (``penstock check`` does so at any time), and its errors
 name the key (``spec: map[0].cast.dtype: ...``). None stands for the spec's default,
 below in parentheses; common/spec/ documents the format.
@@ -24,6 +25,7 @@ import json
 import os
 from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple, Union
 
+from penstock.arguments import checked_class
 from penstock.errors import InvalidArgument
 from penstock.operations import Operation
 from penstock.spec_values import (Files, Path, absolute, absolute_files, dtype_name,
@@ -39,6 +41,7 @@ _INSTEAD_OF_A_SECOND = {
 }
 
 
+@checked_class
 class Dataset:
     """An immutable dataset spec. The class methods are its sources: ``name`` is what
     the broker calls the dataset, and relative paths start at the working directory.
@@ -118,7 +121,7 @@ class Dataset:
     @classmethod
     def fixed_length_records(
             cls, files: Files,
-            features: Mapping[str, Mapping[str, Any]], *,
+            features: Mapping[str, Any], *,
             header_bytes: Optional[int] = None,
             footer_bytes: Optional[int] = None, io: Optional[str] = None,
             name: Optional[str] = None) -> "Dataset":
@@ -211,7 +214,7 @@ class Dataset:
 
     @classmethod
     def tfrecord(cls, files: Files,
-                 features: Optional[Mapping[str, Mapping[str, Any]]] = None, *,
+                 features: Optional[Mapping[str, Any]] = None, *,
                  io: Optional[str] = None,
                  name: Optional[str] = None) -> "Dataset":
         """TFRecord files of tf.train.Example. ``features``: {name: {"encoded": True}}
@@ -226,7 +229,7 @@ class Dataset:
 
     @classmethod
     def webdataset(cls, files: Files,
-                   features: Optional[Mapping[str, Mapping[str, Any]]] = None, *,
+                   features: Optional[Mapping[str, Any]] = None, *,
                    on_missing: Optional[str] = None, io: Optional[str] = None,
                    name: Optional[str] = None) -> "Dataset":
         """Tar files whose members of one base name are a sample. ``features``: as in
@@ -282,7 +285,7 @@ class Dataset:
         return cls._of("tensors", given(features=values, repeat=repeat), name)
 
     @classmethod
-    def synthetic(cls, records: int, features: Mapping[str, Mapping[str, Any]],
+    def synthetic(cls, records: int, features: Mapping[str, Any],
                   *, cost_us: Optional[float] = None,
                   name: Optional[str] = None) -> "Dataset":
         """Generated records; ``cost_us``: microseconds of CPU time spent on each."""
@@ -508,8 +511,6 @@ class Dataset:
         """Selects one of several parts that have no record in common: ``of`` has the
         fraction of each, such as {"train": 0.9, "validation": 0.1}. ``by``: records with
         one value of this column stay together, also when others are added."""
-        if not isinstance(part, str) or not isinstance(of, Mapping):
-            raise TypeError('wanted split("train", {"train": 0.9, "validation": 0.1})')
         return self._select(split=given(of=dict(of), part=part, seed=seed, by=by))
 
     def fold(self, number: int, of: int = 5, part: str = "train",
@@ -554,14 +555,14 @@ class Dataset:
         """Sets the seed of augmentation; the shuffle's seed by default."""
         return self._with(seed=seed)
 
-    def map(self, *operations: Operation) -> "Dataset":
+    def map(self, *operations: Mapping[str, Any]) -> "Dataset":
         """Appends operations on each row. ``penstock.python`` is for a function of
         your own. TypeError: not an operation."""
         for operation in operations:
             if not isinstance(operation, Mapping):
                 raise TypeError(
-                    f"{operation!r} is not an operation: use penstock.decode_image(...) "
-                    "and others; a function of your own is "
+                    "operations: wanted penstock.decode_image(...) and others, got "
+                    f"{operation!r}; a function of your own is "
                     'penstock.python("module:function")')
         return self._with(map=[*self._spec.get("map", []), *operations])
 

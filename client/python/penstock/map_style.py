@@ -342,7 +342,7 @@ def load_batch(memory: np.ndarray, whole: Callable[[int], Any]) -> Any:
     # Arrays are the rank's own, as those of PyTorch's workers are.
     arrays = (bytearray(memory[offset:offset + nbytes])
               for offset, nbytes in places[tensors:])
-    return _Unpickler(io.BytesIO(memory[at:at + pickled]), tensor,
+    return _Unpickler(io.BytesIO(memory[at:at + pickled].tobytes()), tensor,
                       buffers=arrays).load()
 
 

@@ -3,7 +3,7 @@
 None stands for the spec's default, below in parentheses. ``feature`` names the
 feature that an operation changes (``image``, of ``one_hot`` and
 ``label_smoothing`` ``label``; or the only one), or several, which have the same
-random numbers. Nothing is checked here: the broker checks a spec.
+random numbers. Only types are checked here: the broker checks a spec.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 from typing import Any, Callable, Dict, Mapping, Optional, Sequence, Union
 
+from penstock.arguments import check_module
 from penstock.spec_values import (Fill, Interval, Names, Path, PerChannel, Size,
                                   absolute, dtype_name, features_of, given,
                                   optional_dtype)
@@ -348,7 +349,7 @@ def normalize(mean: Optional[PerChannel] = None, std: Optional[PerChannel] = Non
                       **{"from": None if from_ is None else absolute(from_)})
 
 
-def cast(dtype: str, layout: Optional[str] = None,
+def cast(dtype: Any, layout: Optional[str] = None,
          feature: Optional[Names] = None) -> Operation:
     """Converts to ``dtype``: rounds to nearest even and saturates; to "bool", all
     but 0 is true. ``layout``: "hwc" or "chw"."""
@@ -538,3 +539,6 @@ def _importable(function: Any) -> str:
             f"{function!r} cannot be imported by another process: put it at the "
             "top of a module that the broker's python_path has")
     return f"{module}:{name}"
+
+
+check_module(globals())

@@ -288,7 +288,7 @@ class DataLoader(data.IterableDataset):  # type: ignore[misc]
 
     def _apart(self, loop: int) -> Iterator[Any]:
         """The rest of a loop whose place another one has taken: by a job of its own."""
-        if not self._rows.loop_is_epoch:
+        if not isinstance(self._rows, _MapStyle):
             raise errors.FailedPrecondition(
                 "another loop over this DataLoader has begun and taken the place of "
                 "this one: a loop inside of a loop needs a DataLoader of its own")
