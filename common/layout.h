@@ -31,7 +31,7 @@
 namespace penstock {
 
 // Increment on any change to the size, offset or meaning of a field below.
-inline constexpr uint32_t kLayoutVersion = 8;
+inline constexpr uint32_t kLayoutVersion = 9;
 inline constexpr uint64_t kSegmentMagic = 0x31474553'4b545350;  // "PSTKSEG1"
 inline constexpr uint64_t kCursorMagic = 0x31525543'4b545350;   // "PSTKCUR1"
 inline constexpr uint64_t kPageBytes = 4096;
@@ -54,8 +54,9 @@ inline constexpr uint32_t kSeatsMax = 2 * kLocalRanksMax;
 enum class Closed : uint32_t {
   kOpen = 0,
   kFinished = 1,  // the data have ended; take what was published
-  kRecalled = 2,  // evicted or fenced; Ring::reason says why
-  kFailed = 3,    // the job failed; Ring::code and reason say why
+  kFailed = 2,    // the job failed: Ring::code and reason say why; likewise
+  kRecalled = 3,  // evicted or fenced; Ring::reason says why
+  kEvicted = 4,   // as kRecalled, for good: Ring::code says why too
 };
 
 enum CellFlags : uint32_t {

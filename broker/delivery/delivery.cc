@@ -246,6 +246,11 @@ void Delivery::MarkPhases(const Consumer& consumer) {
 
 // ---- handing out
 
+bool Delivery::IsNextOfLane(uint32_t slot) const {
+  const std::deque<Slot*>& in_turn = lanes_[slots_[slot].lane].in_turn();
+  return !in_turn.empty() && in_turn.front() == &slots_[slot];
+}
+
 void Delivery::BeDue(uint32_t lane) {
   if (!std::exchange(lanes_[lane].due, true)) due_.push_back(lane);
 }

@@ -180,7 +180,7 @@ void Delivery::LeaveBehind(Consumer* consumer, const Slot& slot) {
     Drop(consumer);
   } else {
     (void)EvictSeat(
-        consumer, Closed::kFailed,
+        consumer, Closed::kEvicted,
         AbortedError("rank {} fell more than {} behind (lag: fail; window: {})",
                      consumer->rank,
                      Counted(shape_.options.window, "batch", "batches"),

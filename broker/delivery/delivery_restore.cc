@@ -187,7 +187,7 @@ void Delivery::TakeOverSteps(const FormerSteps& former) {
     const uint64_t missed =
         MissedSince(LaneOf(*consumer), consumer->account->from);
     (void)EvictSeat(
-        consumer, Closed::kFailed,
+        consumer, Closed::kEvicted,
         AbortedError("rank {} is {} behind the others after the broker "
                      "restarted, and their rows are gone (lag: fail)",
                      consumer->rank, Counted(missed, "batch", "batches")),

@@ -31,6 +31,7 @@ struct OpenBatch {
   uint64_t valid_rows = 0;            // set when it is assembled
   uint64_t shape_rows = 0;            // valid rows plus padding
   bool abandoned = false;             // nobody will take it
+  bool broken = false;                // a row of it ends the job
   std::vector<uint64_t> left_out;     // rows that on_error: skip leaves out
 
   bool done() const { return finished == (abandoned ? claimed : rows.rows); }

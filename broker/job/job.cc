@@ -534,6 +534,7 @@ void Job::AdvanceLocked() {
       if (!status.ok()) FailLocked(status);
     }
   } while (delivery_.MustAdvance());
+  if (!broken_.empty()) FailIfBrokenIsNextLocked();
   if (delivery_.violated() != nullptr) {
     FailLocked(InternalError(
         "job '{}': a fault of the broker, which ends this job alone: '{}' does "
@@ -646,7 +647,8 @@ void Job::FinishRows(const Claim& claim) {
   FailIfNothingIsReadable(rows_done);
   MutexLock lock(&mutex_);
   note(kPublishing);
-  if (!batch->abandoned && batch->finished + rows == batch->rows.rows) {
+  if (!batch->abandoned && !batch->broken &&
+      batch->finished + rows == batch->rows.rows) {
     // Without the lock, as it may copy the whole slot. Until its last rows
     // count as finished, the slot is given to nobody else, whatever happens.
     mutex_.Unlock();
@@ -655,7 +657,7 @@ void Job::FinishRows(const Claim& claim) {
     mutex_.Lock();
   }
   batch->finished += rows;
-  if (batch->done()) {
+  if (batch->done() && (!batch->broken || batch->abandoned)) {
     delivery_.Filled(batch);
     AdvanceLocked();
   }
@@ -750,6 +752,23 @@ void Job::CountSubstitute(const Status& error) {
 void Job::Fail(const Status& status) {
   MutexLock lock(&mutex_);
   FailLocked(status);
+}
+
+void Job::FailBatch(OpenBatch* batch, const Status& status) {
+  MutexLock lock(&mutex_);
+  if (!failure_.ok() || batch->abandoned) return;
+  if (!std::exchange(batch->broken, true)) {
+    broken_.insert_or_assign(batch->slot, status);
+  }
+  AdvanceLocked();
+}
+
+void Job::FailIfBrokenIsNextLocked() {
+  for (const auto& [slot, status] : broken_) {
+    if (!delivery_.IsNextOfLane(slot) || !delivery_.IsBroken(slot)) continue;
+    FailLocked(status);
+    return;
+  }
 }
 
 void Job::FailLocked(const Status& status) {

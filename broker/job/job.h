@@ -184,6 +184,8 @@ class Job {
   // This many slots of every lane are populated.
   void SetUsableSlots(uint32_t slots);
   void Fail(const Status& status);
+  // A row of the batch ends the job, once the batches before it are delivered.
+  void FailBatch(OpenBatch* batch, const Status& status);
   // nullptr: the source is no stream. Call StreamChanged after producers did
   // anything there.
   Stream* stream() const { return stream_.get(); }
@@ -299,6 +301,7 @@ class Job {
   void ReleaseStreamLocked() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   bool OpenLocked() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void FailLocked(const Status& status) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void FailIfBrokenIsNextLocked() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void GoneLocked(const Status& status) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void NoteMissingLocked() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // By the numbers that people know.
@@ -333,6 +336,8 @@ class Job {
   const uint64_t part_of_step_;  // rows
   // By slot, of datasets of batches: what is counted for it. Of its worker.
   std::vector<uint64_t> batch_bytes_;
+  // Why the batches in these slots are broken.
+  std::map<uint32_t, Status> broken_ ABSL_GUARDED_BY(mutex_);
   const std::unique_ptr<JobRecord> record_;
   const std::unique_ptr<Stream> stream_;
   std::string warning_;

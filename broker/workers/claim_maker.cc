@@ -30,7 +30,7 @@ void ClaimMaker::End(ClaimedRows& rows, const Status& status) {
     // Nobody waits for the rows; or the broker stops before they are made.
     rows.cut_off |= !rows.job->Cancelled();
   } else if (!rows.job->GivenUp(rows.claim.batch)) {
-    rows.job->Fail(status);
+    rows.job->FailBatch(rows.claim.batch, status);
   }
 }
 

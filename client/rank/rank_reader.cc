@@ -177,6 +177,7 @@ Status RankReader::ClosedStatus() const {
       return AbortedError("the broker detached rank {} of job '{}': {}", rank_,
                           job_, reason);
     case Closed::kFailed:
+    case Closed::kEvicted:
       return Status(static_cast<StatusCode>(ring.code), reason);
   }
   return InternalError("the broker closed the ring with code {}", closed);

@@ -668,6 +668,24 @@ def test_an_exception_is_of_the_type_that_was_raised(error, kind, at):
         list(penstock.torch.DataLoader(Raising(error, at), 2))
 
 
+def test_good_batches_come_before_an_error():
+    class Late(data.Dataset):
+        def __len__(self):
+            return 12
+
+        def __getitem__(self, i):
+            time.sleep(0.2 * (i < 6))  # the bad one is made first
+            if i == 8:
+                raise KeyError(i)
+            return i
+
+    rows = []
+    with pytest.raises(KeyError):
+        for batch in penstock.torch.DataLoader(Late(), 2, num_workers=3):
+            rows += batch.tolist()
+    assert rows == list(range(8))
+
+
 class Workers(data.Dataset):
     opened = None
 
