@@ -42,6 +42,7 @@
 #include "broker/workers/sample_quarantine.h"
 #include "broker/workers/worker_pool.h"
 #include "common/command_line.h"
+#include "common/memory_folder.h"
 #include "common/message.h"
 #include "common/printable.h"
 #include "common/quantity.h"
@@ -490,6 +491,7 @@ StatusOr<std::string> Confine(const Arguments& arguments, const Config& config,
       given_folder.empty()
           ? std::filesystem::absolute(SocketPath(config.socket)).string()
           : "",
+      config.state_dir.empty() ? "" : LinkedMemoryFolder(config.state_dir),
       [arguments](FunctionOptions* options) -> Status {
         PENSTOCK_ASSIGN_OR_RETURN(const Config config, ConfigOf(arguments));
         PENSTOCK_ASSIGN_OR_RETURN(

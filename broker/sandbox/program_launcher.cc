@@ -163,7 +163,10 @@ StatusOr<Message> Answer(const ProgramLauncher::Handlers& handlers,
     pollfd entry{kFirstDescriptor, POLLIN, 0};
     if (poll(&entry, 1, -1) < 0 && errno != EINTR) _exit(1);
     auto request = ReceiveMessage(kFirstDescriptor);
-    if (!request.ok()) _exit(0);
+    if (!request.ok()) {
+      if (!handlers.folder.empty()) rmdir(handlers.folder.c_str());
+      _exit(0);
+    }
     if (!*request) continue;
     StatusOr<Message> answer = InvalidArgumentError("not a request");
     try {

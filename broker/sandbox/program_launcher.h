@@ -52,6 +52,8 @@ class ProgramLauncher {
     // Reads again what decides which programs may be started.
     std::function<Status()> reload;
     std::string socket;  // "": none
+    // Removed at the launcher's end if it is empty then; "": none.
+    std::string folder = {};
   };
 
   // Forks it. Call once, before any thread starts.

@@ -8,20 +8,22 @@ end of a process, and is not made again. One answer: bytes of the memory, offset
 and size of the batch in it (0: none), then of each row without a sample of its own
 its index, the record that took its place (NONE: it is left out), and the size of a
 text, which follows. MORE, without a batch, says that samples are being made.
-FAILED: the batch cannot be collated.
+FAILED: the batch is too large, or its sampler raised.
 
 The memory: a u64, the index of the row in work, then the heap.
 
 A batch: its size, offset and size of a pickle, the numbers of tensors and of other
 buffers, and their offsets and sizes, all u64; then those. The pickle names tensors
 by persistent ids (number, dtype, shape); the other buffers are its own, in their
-order (penstock/map_style.py takes it apart).
+order (penstock/map_style.py takes it apart). Where a sample that raises ends the
+job, the batch has a pickle of 0 bytes and a buffer, the text for the rank to raise.
 """
 
 import io
 import mmap
 import pickle
 import time
+import typing
 
 ROOM_BYTES_MIN = 64 << 10
 BATCH_BYTES = 256 << 20  # at most, unless max_bytes or the first one says more
@@ -162,13 +164,22 @@ def batch_pickler(file, tensors, others):
     return Pickler(file, protocol=5, buffer_callback=buffer)
 
 
+class Failure(typing.NamedTuple):
+    """What the rank gets of a batch in place of it."""
+
+    text: str
+
+
 class BatchPieces:
     """A batch as it lies in memory: see above."""
 
     def __init__(self, batch):
         file = io.BytesIO()
         tensors, others = [], []
-        batch_pickler(file, tensors, others).dump(batch)
+        if isinstance(batch, Failure):
+            others.append(memoryview(batch.text.encode("utf-8", "replace")))
+        else:
+            batch_pickler(file, tensors, others).dump(batch)
         head = 8 * (5 + 2 * (len(tensors) + len(others)))
         self.pieces = [(head, file.getbuffer())]
         end = head + self.pieces[0][1].nbytes
@@ -237,7 +248,10 @@ class Batches:
             answer(call, MORE, struct.pack("<3Q", self.memory.bytes, 0, 0))))
         offset, size = 0, 0
         if made is not None:
-            pieces = BatchPieces(made)
+            try:
+                pieces = BatchPieces(made)
+            except Exception as error:  # it cannot be pickled
+                pieces = BatchPieces(self.failure(rows[0][0], said(error)))
             if pieces.bytes > self.limit:
                 raise ValueError(f"a batch has {pieces.bytes} bytes; at most "
                                  f"{self.limit} are allowed (max_bytes=)")
@@ -263,11 +277,23 @@ class Batches:
             states = self.generators.begin()
             samples, failed = self.samples(seed, rows, indices, tell)
             batch = None
-            if samples and not (failed and self.opened.on_error == "fail"):
+            if failed and self.opened.on_error == "fail":
+                (row, (_, text)), = failed.items()
+                batch, failed = self.failure(rows[row][0], text.decode()), {}
+            elif samples:
                 self.seed(mix(seed, *reversed(rows[0])) ^ 1)
-                batch = self.opened.collate(samples)
+                try:
+                    batch = self.opened.collate(samples)
+                except BaseException as error:
+                    batch = self.failure(rows[0][0], said(error))
             if not self.generators.notice(states):
                 return batch, failed
+
+    def failure(self, record, text):
+        name = type(self.dataset).__name__
+        return Failure(
+            f"dataset '{name}': sample {record & ~SKIPPED}: {text}; set `on_error` to "
+            "`skip` or `substitute` to go on without such samples")
 
     def seed(self, value):
         if self.generators.drawn:

@@ -216,7 +216,8 @@ Status PythonProcess::CheckInterpreter(const std::string& python) {
 
 Status PythonProcess::StartLauncher(
     FunctionOptions options, std::vector<std::string_view> programs,
-    std::string socket, std::function<Status(FunctionOptions*)> reload) {
+    std::string socket, std::string folder,
+    std::function<Status(FunctionOptions*)> reload) {
   const auto shared = std::make_shared<FunctionOptions>(std::move(options));
   ProgramLauncher::Handlers handlers;
   handlers.program = [shared, programs](
@@ -248,6 +249,7 @@ Status PythonProcess::StartLauncher(
                      request.at("socket").get_ref<const std::string&>());
   };
   handlers.socket = std::move(socket);
+  handlers.folder = std::move(folder);
   handlers.reload = [shared, reload = std::move(reload)] {
     return reload(shared.get());
   };

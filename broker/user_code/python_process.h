@@ -54,10 +54,11 @@ class PythonProcess {
 
   // From now on the launcher (sandbox/program_launcher.h) starts the processes.
   // It runs these programs alone, with these options; reload changes the
-  // options. It removes this socket when asked ("": none).
+  // options. It removes this socket when asked, and this folder at its end if
+  // that is empty ("": none).
   static Status StartLauncher(FunctionOptions options,
                               std::vector<std::string_view> programs,
-                              std::string socket,
+                              std::string socket, std::string folder,
                               std::function<Status(FunctionOptions*)> reload);
 
   // program: what follows python_process.py; argument: its JSON. Waits until

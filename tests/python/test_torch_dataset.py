@@ -679,11 +679,12 @@ def test_good_batches_come_before_an_error():
                 raise KeyError(i)
             return i
 
-    rows = []
+    rows, loop = [], iter(penstock.torch.DataLoader(Late(), 2, num_workers=3))
     with pytest.raises(KeyError):
-        for batch in penstock.torch.DataLoader(Late(), 2, num_workers=3):
+        for batch in loop:
             rows += batch.tolist()
     assert rows == list(range(8))
+    assert [batch.tolist() for batch in loop] == [[10, 11]], "it goes on, as PyTorch's"
 
 
 class Workers(data.Dataset):

@@ -14,6 +14,7 @@ Usage: systemd_restart_test.py BUILD
 
 import collections
 import configparser
+import glob
 import os
 import pathlib
 import signal
@@ -142,6 +143,14 @@ class UserSystemd:
             time.sleep(0.02)
         assert self.show("NRestarts") > before, "systemd did not restart it"
 
+    def end_in_order(self):
+        state = (self.folder / "state").stat()
+        in_memory = f"/dev/shm/penstock-{state.st_dev:x}-{state.st_ino:x}-*"
+        assert glob.glob(in_memory)
+        done = self.control("stop", "penstockd.service")
+        assert done.returncode == 0, done.stderr
+        assert not glob.glob(in_memory), "its folder in memory is still there"
+
     def stop(self):
         self.control("exit")
         try:
@@ -238,6 +247,7 @@ def main():
                 return SKIP
             run(systemd, folders[0])
             reload_and_restart(systemd, folders[1])
+            systemd.end_in_order()
         finally:
             systemd.stop()
     return 0

@@ -38,7 +38,7 @@ class ProgramLauncherTest : public testing::Test {
     options.python_path = {folder_ + "/allowed"};
     options.writable_by = 0002;
     ASSERT_TRUE(PythonProcess::StartLauncher(
-                    options, {PythonOp::Program()}, "",
+                    options, {PythonOp::Program()}, "", "",
                     [](FunctionOptions* options) {
                       if (!std::filesystem::exists(folder_ + "/reloads")) {
                         return InvalidArgumentError("a mistake in the file");

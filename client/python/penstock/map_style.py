@@ -308,6 +308,21 @@ def raised_in(text: str) -> Optional[Exception]:
         return None
 
 
+class Failure(NamedTuple):
+    """What a batch is where a sample has raised."""
+
+    text: str
+
+    def error(self) -> Exception:
+        """As the type that was raised, with Penstock's as the cause."""
+        cause = errors.DataLoss(self.text)
+        raised = raised_in(self.text)
+        if raised is None:
+            return cause
+        raised.__cause__ = cause
+        return raised
+
+
 class _Unpickler(pickle.Unpickler):
     """Of a batch whose tensors are parts of another one's memory."""
 
@@ -331,6 +346,9 @@ def load_batch(memory: np.ndarray, whole: Callable[[int], Any]) -> Any:
     size, at, pickled, tensors, others = memory[:40].view("<u8").tolist()
     count = tensors + others
     places = memory[40:40 + 16 * count].view("<u8").reshape(count, 2).tolist()
+    if pickled == 0:
+        (offset, nbytes), = places
+        return Failure(memory[offset:offset + nbytes].tobytes().decode("utf-8", "replace"))
     taken: List[Any] = []
 
     def tensor(number: int) -> Any:

@@ -295,7 +295,7 @@ class DataLoader(data.IterableDataset):  # type: ignore[misc]
         with DataLoader(self.dataset, _name=f"{self._rows.name}.{loop}",
                         **self._given) as other:
             other.load_state_dict(self._places[loop])
-            yield from other
+            yield from other._batches()
 
     def _results(self, epoch: Epoch) -> Iterator[Any]:
         with self._rows.raising():
@@ -414,7 +414,11 @@ class _Loop:
         return self
 
     def __next__(self) -> Any:
-        return next(self._batches)
+        result = next(self._batches)
+        # As in PyTorch the loop may go on after it.
+        if isinstance(result, map_style.Failure):
+            raise result.error()
+        return result
 
     def __len__(self) -> int:
         return len(self._loader)
