@@ -89,7 +89,7 @@ class Opened(typing.NamedTuple):
     def begin_worker(self, options):
         """What PyTorch tells the dataset in a worker, before the first sample."""
         index = options["index"]
-        # Of a number that is tuned, more may come than there are processors.
+        # A number that is tuned may exceed that of processors.
         count = options["processes"] or max(len(os.sched_getaffinity(0)), index + 1)
         index %= count  # another one takes the place of one that ended
         worker = sys.modules.get("torch.utils.data._utils.worker")

@@ -147,8 +147,8 @@ class Source {
     // Rows that are expected at once are a batch, whose one feature the first of
     // them has that can be made. An error of Make is then about its row alone.
     virtual bool makes_batches() const { return false; }
-    // Of such: the record that has taken the place of the row of the last Make,
-    // if that failed.
+    // The record that has taken the place of a batch's row whose Make, the last
+    // one, failed.
     virtual std::optional<uint64_t> Substitute() const { return std::nullopt; }
     // After Aborted: so many of the expected rows after this one are wanted
     // here. A process that has ended had begun none of the others.

@@ -242,8 +242,8 @@ TEST_F(RingTest, NoWakeUpIsLost) {
 }
 
 // Literals on purpose: if this fails, bump kLayoutVersion, then edit here.
-TEST(LayoutTest, VersionSevenIsFrozen) {
-  EXPECT_EQ(kLayoutVersion, 8u);
+TEST(LayoutTest, VersionNineIsFrozen) {
+  EXPECT_EQ(kLayoutVersion, 9u);
   EXPECT_EQ(kPartShift, 6u);
   EXPECT_EQ(kPartMask, 0x3ffu);
   EXPECT_EQ(kPhaseShift, 16u);

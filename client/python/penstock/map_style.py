@@ -243,6 +243,7 @@ class OfRanks:
         self._sampler, self._batch_size = sampler, batch_size
 
     def set_epoch(self, epoch: int) -> None:
+        """Of the sampler."""
         self._sampler.set_epoch(epoch)
 
     def __len__(self) -> int:

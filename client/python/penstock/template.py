@@ -65,7 +65,7 @@ def meanwhile(work: Callable[[], None]) -> None:
         if stream is not None:
             stream.flush()
     with warnings.catch_warnings():
-        # Of forks beside threads: the child calls none of their libraries.
+        # Python warns of forks beside threads: the child calls none of their code.
         warnings.simplefilter("ignore")
         child = os.fork()
     if child == 0:
