@@ -19,6 +19,9 @@ the mean and the range of the ratios, turn by turn:
             next row when it has one done; then penstock.torch.DataLoader with four
             processes, and PyTorch's, in order and not. Rows whose function was
             called before the first batch came do not count
+  loader    penstock.torch.DataLoader beside PyTorch's with two workers: how long
+            the first batch of a loader takes, and that of its next loop; an epoch
+            of cheap samples, and of token lists that collate_fn pads
   producer  batches of NumPy rows from one process to another: penstock.producer
             beside multiprocessing.Queue, one consumer, small rows and large ones
 
@@ -290,6 +293,69 @@ def tail_rate(make, records, folder):
     raise AssertionError(f"{rows} rows of {records}")
 
 
+# ---- loader
+
+class Tokens:
+    """Lists of 5 to 300 tokens."""
+
+    def __init__(self, count):
+        self.lengths = np.random.default_rng(1).integers(5, 300, count)
+
+    def __len__(self):
+        return len(self.lengths)
+
+    def __getitem__(self, i):
+        import torch
+        return torch.arange(self.lengths[i])
+
+
+def pad(samples):
+    import torch
+    return torch.nn.utils.rnn.pad_sequence(samples, batch_first=True)
+
+
+def pairs(count):
+    import torch
+    return torch.utils.data.TensorDataset(torch.randn(count, 3, 8, 8),
+                                          torch.arange(count))
+
+
+def first_batch_ms(make, loops):
+    """Of the last one of so many loops, each left after its first batch."""
+    loader = make(pairs(1000), batch_size=10, num_workers=2, shuffle=True)
+    for _ in range(loops):
+        begin = time.perf_counter()
+        next(iter(loader))
+    return (time.perf_counter() - begin) * 1000
+
+
+def epoch_rate(make, dataset, **options):
+    """Samples per second, of a second epoch."""
+    loader = make(dataset, batch_size=64, num_workers=2, shuffle=True, **options)
+    for _ in range(2):
+        begin = time.perf_counter()
+        batches = sum(1 for _ in loader)
+    assert batches == -(-len(dataset) // 64)
+    return len(dataset) / (time.perf_counter() - begin)
+
+
+def loader_tables(records):
+    from penstock.torch import DataLoader as PenstockLoader
+    from torch.utils.data import DataLoader
+    first = Table("the first batch of a loader", "ms")
+    again = Table("the first batch of its next loop", "ms")
+    cheap = Table("cheap samples", "samples/s")
+    padded = Table("padded lists of tokens", "samples/s")
+    for name, make in (("torch DataLoader", DataLoader),
+                       ("penstock.torch.DataLoader", PenstockLoader)):
+        first.add(name, functools.partial(first_batch_ms, make, 1))
+        again.add(name, functools.partial(first_batch_ms, make, 2))
+        cheap.add(name, functools.partial(epoch_rate, make, pairs(records)))
+        padded.add(name, functools.partial(epoch_rate, make, Tokens(records),
+                                           collate_fn=pad))
+    return [first, again, cheap, padded]
+
+
 # ---- producer
 
 def put_rows(socket, shape, batch, batches):
@@ -351,7 +417,8 @@ def main():
     parser.add_argument("--runs", type=int, default=5,
                         help="of each alternative (default: %(default)s)")
     parser.add_argument("--only", choices=["next", "consumer", "step",
-                                           "tail", "producer"], help="this table")
+                                           "tail", "loader", "producer"],
+                        help="this table")
     parser.add_argument("--tiny", action="store_true",
                         help="so short that the figures mean nothing")
     parser.add_argument("--json", action="store_true", help="print JSON")
@@ -418,6 +485,11 @@ def main():
             except ImportError:
                 print("no torch: only the functions alone", file=sys.stderr)
             tables.append(table)
+        if wanted("loader"):
+            try:
+                tables += loader_tables(200 if options.tiny else 50_000)
+            except ImportError:
+                print("no torch: without the loaders", file=sys.stderr)
         if wanted("producer"):
             for shape, batch, batches in (((8,), 64, 20_000),
                                           (IMAGE, 64, 500)):

@@ -303,7 +303,6 @@ const char* penstock_job(const penstock_reader* reader) {
   return reader->reader->job().c_str();
 }
 
-
 uint32_t penstock_feature_count(const penstock_reader* reader) {
   return static_cast<uint32_t>(reader->reader->element_spec().size());
 }

@@ -108,10 +108,9 @@ StatusOr<SegmentPlan> PlanSegment(std::span<const BatchForm> forms,
   const uint64_t alignment =
       offset >= kHugePageBytes ? kHugePageBytes : kPageBytes;
   plan.slot_stride = RoundUp(std::max<uint64_t>(offset, 1), alignment);
-  plan.populated = populated > 0
-                       ? std::min(RoundUp(populated, kPageBytes),
-                                  plan.slot_stride)
-                       : plan.slot_stride;
+  plan.populated =
+      populated > 0 ? std::min(RoundUp(populated, kPageBytes), plan.slot_stride)
+                    : plan.slot_stride;
   plan.slots_offset = RoundUp(kPageBytes + seats * sizeof(Ring),
                               bank_slots > 0 ? kHugePageBytes : alignment);
   const uint64_t room = kSegmentBytesMax - plan.slots_offset;

@@ -46,9 +46,8 @@ class SlotRows {
   void Copy(uint64_t begin, uint64_t end, const SlotRows& to) const {
     std::copy(ids_ + begin, ids_ + end, to.ids_ + begin);
     for (size_t i = 0; i < columns_.size(); ++i) {
-      std::memcpy(
-          to.Place(begin, i), Place(begin, i),
-          columns_[i].feature->BytesUsed(end - begin, Place(begin, i)));
+      std::memcpy(to.Place(begin, i), Place(begin, i),
+                  columns_[i].feature->BytesUsed(end - begin, Place(begin, i)));
     }
   }
   // Makes rows [begin, end) padding: zeros, with this id.

@@ -274,8 +274,8 @@ class Delivery {
   void HeardAll();
   // Sees releases and publishes batches; then there may be more to open.
   void Advance();
-  // Whether the batch in this slot is the oldest that has not left its lane, and
-  // whether a row of it ends the job.
+  // Whether the batch in this slot is the oldest that has not left its lane,
+  // and whether a row of it ends the job.
   bool IsNextOfLane(uint32_t slot) const;
   bool IsBroken(uint32_t slot) const { return slots_[slot].batch.broken; }
   // Advance must be called again: a batch that needs no worker was opened, or a

@@ -599,8 +599,7 @@ Claim Job::ClaimRows(std::optional<uint32_t> node) {
 void Job::CountRoom(const Claim& claim) {
   const Feature& feature = dataset_->element_spec()[0];
   uint64_t& had = batch_bytes_[claim.slot];
-  const uint64_t used =
-      feature.BytesUsed(0, segment_->feature(claim.slot, 0));
+  const uint64_t used = feature.BytesUsed(0, segment_->feature(claim.slot, 0));
   if (used <= had) return;
   const Status status = memory_.Grow(used - std::exchange(had, used));
   if (!status.ok()) Fail(status.Prepend("a batch larger than the others"));

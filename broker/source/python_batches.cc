@@ -122,9 +122,9 @@ class PythonBatches final : public Source::Maker {
         return PythonRecordProcess::WrongAnswer();
       }
       const Status blame = process_.Blame(wanted_[row].record);
-      failed_[row] = {substitute, blame.ok() ? DataLossError(
-                                                   "{}", body.substr(0, text))
-                                             : blame};
+      failed_[row] = {
+          substitute,
+          blame.ok() ? DataLossError("{}", body.substr(0, text)) : blame};
       body.remove_prefix(text);
     }
     return OkStatus();
@@ -145,7 +145,7 @@ class PythonBatches final : public Source::Maker {
   size_t next_ = 0;  // of wanted_: taken before
   bool asked_ = false;
   bool made_ = false;
-  std::span<const std::byte> batch_;  // until a row has it
+  std::span<const std::byte> batch_;   // until a row has it
   std::map<uint64_t, Failed> failed_;  // by row
 };
 

@@ -45,14 +45,11 @@ class PythonDataset final : public Source {
 
   std::unique_ptr<Maker> MakeMaker(Cancelled cancelled) const override {
     // Relaxed: only counted.
-    const uint32_t index =
-        next_index_.fetch_add(1, std::memory_order_relaxed);
+    const uint32_t index = next_index_.fetch_add(1, std::memory_order_relaxed);
     return (of_object_ ? MakePythonBatches : MakePythonRows)(
         records_, index, std::move(cancelled));
   }
-  uint64_t wait_ns() const override {
-    return PythonWaitNs(records_->options);
-  }
+  uint64_t wait_ns() const override { return PythonWaitNs(records_->options); }
   uint32_t processes() const override { return processes_; }
 
  private:
@@ -140,12 +137,13 @@ const Declaration<PythonDatasetSource>& PythonDatasetSource::Declared() {
           .Optional("names", &PythonDatasetSource::names,
                     Maybe(OneOrList(Name(), "a name", 64)),
                     "names for the items of a sample that is a tuple")
-          .Optional("max_bytes", &PythonDatasetSource::max_bytes,
-                    WholeNumber<uint64_t>(0, kTextBytesMax),
-                    "room for a text in each row; a longer one is an error of "
-                    "its sample. 0: four times the first sample's, 1024 at "
-                    "least. Of an object: the most bytes of a batch; 0: 256 MiB, "
-                    "or 32 times the first batch's")
+          .Optional(
+              "max_bytes", &PythonDatasetSource::max_bytes,
+              WholeNumber<uint64_t>(0, kTextBytesMax),
+              "room for a text in each row; a longer one is an error of "
+              "its sample. 0: four times the first sample's, 1024 at "
+              "least. Of an object: the most bytes of a batch; 0: 256 MiB, "
+              "or 32 times the first batch's")
           .Optional("processes", &PythonDatasetSource::processes,
                     WholeNumber<uint32_t>(0, kProcessesMax),
                     "how many make samples; 0: one per worker")
@@ -191,9 +189,8 @@ OpenedSource PythonDatasetSource::Open(OpenProgress* progress,
                                               *object + ".socket");
     if (of_program.ok()) {
       records.parent = *std::move(of_program);
-      process =
-          PythonProcess::Fork(options, records.parent, records.argument.dump(),
-                              memory, cancelled);
+      process = PythonProcess::Fork(options, records.parent,
+                                    records.argument.dump(), memory, cancelled);
     }
   }
   if (process.status().code() == StatusCode::kUnavailable) {

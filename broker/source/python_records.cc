@@ -39,9 +39,8 @@ Status PythonRecordProcess::Start(uint64_t bytes) {
     }
   }
   PENSTOCK_ASSIGN_OR_RETURN(
-      process_,
-      PythonProcess::Start(options, PythonDatasetSource::Program(),
-                           argument.dump(), memory_, cancelled_));
+      process_, PythonProcess::Start(options, PythonDatasetSource::Program(),
+                                     argument.dump(), memory_, cancelled_));
   return OkStatus();
 }
 

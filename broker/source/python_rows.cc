@@ -34,8 +34,8 @@ class PythonRows final : public Source::Maker {
   void Expect(uint64_t seed, std::span<const Source::Wanted> wanted) override {
     if (next_ < wanted_.size() && seed == seed_) return;
     seed_ = seed;
-    wanted = wanted.first(
-        std::min<size_t>(wanted.size(), process_.records().rows));
+    wanted =
+        wanted.first(std::min<size_t>(wanted.size(), process_.records().rows));
     wanted_.assign(wanted.begin(), wanted.end());
     next_ = made_ = 0;
     asked_ = false;
@@ -110,8 +110,8 @@ class PythonRows final : public Source::Maker {
   Status Ended(const Status& status) {
     uint64_t in_work = next_;
     if (asked_) {
-      in_work = std::clamp<uint64_t>(
-          first_ + process_.InWork(wanted_.size()), next_, wanted_.size() - 1);
+      in_work = std::clamp<uint64_t>(first_ + process_.InWork(wanted_.size()),
+                                     next_, wanted_.size() - 1);
     }
     asked_ = false;
     const Status ended = process_.Ended(status, wanted_[in_work].record);

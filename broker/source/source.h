@@ -144,8 +144,9 @@ class Source {
     // InvalidArgument (the dataset cannot be loaded), Cancelled, ...
     virtual Status Make(uint64_t seed, const Wanted& wanted,
                         RawRecord* raw) = 0;
-    // Rows that are expected at once are a batch, whose one feature the first of
-    // them has that can be made. An error of Make is then about its row alone.
+    // Rows that are expected at once are a batch, whose one feature the first
+    // of them has that can be made. An error of Make is then about its row
+    // alone.
     virtual bool makes_batches() const { return false; }
     // The record that has taken the place of a batch's row whose Make, the last
     // one, failed.

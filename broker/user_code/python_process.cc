@@ -46,8 +46,8 @@ constexpr char kRunProgram[] = "exec(open(5).read())";
 // Sends a packet of these bytes, after the number.
 Status SendPacket(int link, const iovec& number,
                   std::span<const std::byte> bytes, std::span<const int> fds) {
-  iovec pieces[] = {
-      number, {const_cast<std::byte*>(bytes.data()), bytes.size()}};
+  iovec pieces[] = {number,
+                    {const_cast<std::byte*>(bytes.data()), bytes.size()}};
   msghdr message = {};
   message.msg_iov = pieces;
   message.msg_iovlen = std::size(pieces);
@@ -237,8 +237,8 @@ Status PythonProcess::StartLauncher(
                      request.at("argument").get_ref<const std::string&>(),
                      std::move(fds));
   };
-  handlers.connect =
-      [shared, programs](const nlohmann::json& request) -> StatusOr<Fd> {
+  handlers.connect = [shared,
+                      programs](const nlohmann::json& request) -> StatusOr<Fd> {
     const auto text =
         std::find(programs.begin(), programs.end(),
                   request.at("program").get_ref<const std::string&>());
@@ -348,7 +348,7 @@ Status PythonProcess::Send(std::span<const std::byte> asked,
   ++calls_;
   const iovec number = {&calls_, sizeof(calls_)};
   return SendPacket(link_.get(), number, asked, fds).ok() ? OkStatus()
-                                                           : Ended();
+                                                          : Ended();
 }
 
 StatusOr<PythonProcess::Answer> PythonProcess::Receive(

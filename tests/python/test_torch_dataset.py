@@ -230,7 +230,7 @@ def test_attributes_are_those_of_pytorch():
     loader = penstock.torch.DataLoader(PAIRS, 30, shuffle=True)
     assert type(loader.sampler) is data.RandomSampler
     assert type(penstock.torch.DataLoader(PAIRS).sampler) is data.SequentialSampler
-    for name in ("dataset", "batch_size", "sampler", "drop_last"):
+    for name in ("dataset", "batch_size", "sampler", "drop_last", "batch_sampler"):
         with pytest.raises(ValueError, match=name):
             setattr(loader, name, None)
     loop = iter(loader)

@@ -183,10 +183,12 @@ class SegmentHeaderTest : public testing::Test {
 };
 
 TEST_F(SegmentHeaderTest, OtherLayoutVersionSaysBothVersions) {
-  const Status status = OpenChanged(
-      [](SegmentHeader& header) { header.layout_version = kLayoutVersion + 1; });
+  const Status status = OpenChanged([](SegmentHeader& header) {
+    header.layout_version = kLayoutVersion + 1;
+  });
   EXPECT_EQ(status.code(), StatusCode::kFailedPrecondition);
-  EXPECT_THAT(status.message(), HasSubstr(Format("version {}", kLayoutVersion + 1)));
+  EXPECT_THAT(status.message(),
+              HasSubstr(Format("version {}", kLayoutVersion + 1)));
   EXPECT_THAT(status.message(),
               HasSubstr("version " + std::to_string(kLayoutVersion)));
 }

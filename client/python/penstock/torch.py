@@ -198,7 +198,7 @@ class DataLoader(data.IterableDataset):  # type: ignore[misc]
 
     def __setattr__(self, name: str, value: Any) -> None:
         """ValueError: what a map-style dataset's loader was made with."""
-        if name in _FIXED and name in self.__dict__:
+        if name == "batch_sampler" or name in _FIXED and name in self.__dict__:
             raise ValueError(f"{name}: a DataLoader keeps what it was made with: make "
                              "another one")
         super().__setattr__(name, value)
