@@ -247,8 +247,14 @@ void Delivery::MarkPhases(const Consumer& consumer) {
 // ---- handing out
 
 bool Delivery::IsNextOfLane(uint32_t slot) const {
-  const std::deque<Slot*>& in_turn = lanes_[slots_[slot].lane].in_turn();
-  return !in_turn.empty() && in_turn.front() == &slots_[slot];
+  const Lane& lane = lanes_[slots_[slot].lane];
+  if (lane.in_turn().empty() || lane.in_turn().front() != &slots_[slot]) {
+    return false;
+  }
+  const std::vector<Account*> accounts = lane.Accounts();
+  return std::all_of(accounts.begin(), accounts.end(), [](const Account* each) {
+    return each->backlog.empty();
+  });
 }
 
 void Delivery::BeDue(uint32_t lane) {

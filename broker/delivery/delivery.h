@@ -274,7 +274,7 @@ class Delivery {
   void HeardAll();
   // Sees releases and publishes batches; then there may be more to open.
   void Advance();
-  // Whether the batch in this slot is the oldest that has not left its lane,
+  // Whether all batches of its lane before the one in this slot are published,
   // and whether a row of it ends the job.
   bool IsNextOfLane(uint32_t slot) const;
   bool IsBroken(uint32_t slot) const { return slots_[slot].batch.broken; }

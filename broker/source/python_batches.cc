@@ -14,6 +14,9 @@ namespace {
 constexpr uint64_t kHeap = 64;  // its offset
 constexpr uint64_t kSkipped = uint64_t{1} << 63;
 constexpr uint64_t kNone = UINT64_MAX;
+// Processes that may end before the batch is given up.
+constexpr int kEndsMax = 64;
+constexpr int kEndsWithoutRowMax = 3;
 constexpr size_t kAnswerNumbers = 3;  // memory, offset and size
 constexpr size_t kFailedNumbers = 3;  // row, record, size of the text
 
@@ -29,6 +32,9 @@ class PythonBatches final : public Source::Maker {
     wanted_.assign(wanted.begin(), wanted.end());
     next_ = 0;
     made_ = false;
+    blamed_.clear();
+    ends_ = 0;
+    ends_without_row_ = 0;
   }
 
   Status Make(uint64_t seed, const Source::Wanted& wanted,
@@ -43,8 +49,7 @@ class PythonBatches final : public Source::Maker {
       const Status status = Ask();
       if (!status.ok()) {
         if (status.code() == StatusCode::kInvalidArgument) return status;
-        const uint64_t row = asked_ ? process_.InWork(wanted_.size()) : 0;
-        return process_.Ended(status, wanted_[row].record);
+        return Ended(status);
       }
     }
     const size_t row = next_++;
@@ -71,6 +76,28 @@ class PythonBatches final : public Source::Maker {
     Status status;
   };
 
+  // Another process is asked, unless too many have ended: with no single sample
+  // in work (in collate_fn, at their start), or in all.
+  Status Ended(const Status& status) {
+    std::optional<uint64_t> row;
+    if (asked_) row = process_.InWork(wanted_.size());
+    std::optional<uint64_t> record;
+    if (row) record = wanted_[*row].record;
+    const Status ended = process_.Ended(status, record);
+    if (ended.code() != StatusCode::kAborted) return ended;
+    if (record) {
+      if (const Status blame = process_.Blame(*record); !blame.ok()) {
+        blamed_.insert_or_assign(*record, blame);
+      }
+    }
+    ends_without_row_ += row ? 0 : 1;
+    if (++ends_ < kEndsMax && ends_without_row_ < kEndsWithoutRowMax) {
+      return ended;
+    }
+    return InvalidArgumentError("{}, {} times while one batch was made",
+                                status.message(), ends_);
+  }
+
   // InvalidArgument: the batch cannot be made of its samples. Others: as of
   // PythonProcess::Receive.
   Status Ask() {
@@ -79,14 +106,14 @@ class PythonBatches final : public Source::Maker {
         process_.Start(kHeap + (1 + 2 * rows) * sizeof(uint64_t)));
     numbers_.assign(1, seed_);
     for (const Source::Wanted& each : wanted_) {
-      const bool skipped = !process_.Blame(each.record).ok();
+      const bool skipped = blamed_.count(each.record) > 0;
       numbers_.push_back(each.record | (skipped ? kSkipped : 0));
       numbers_.push_back(each.pass);
     }
     std::memset(process_.memory().data(), 0, sizeof(uint64_t));
     std::memcpy(process_.memory().data() + kHeap, numbers_.data(),
                 numbers_.size() * sizeof(uint64_t));
-    const uint64_t call[] = {rows, process_.memory().bytes()};
+    const uint64_t call[] = {rows, process_.memory().bytes(), ends_ > 0};
     PENSTOCK_RETURN_IF_ERROR(process_.Send(call));
     asked_ = true;
     PythonProcess::Answer answer;
@@ -121,10 +148,11 @@ class PythonBatches final : public Source::Maker {
       if (row >= rows || text > body.size()) {
         return PythonRecordProcess::WrongAnswer();
       }
-      const Status blame = process_.Blame(wanted_[row].record);
-      failed_[row] = {
-          substitute,
-          blame.ok() ? DataLossError("{}", body.substr(0, text)) : blame};
+      const auto blame = blamed_.find(wanted_[row].record);
+      failed_[row] = {substitute,
+                      blame == blamed_.end()
+                          ? DataLossError("{}", body.substr(0, text))
+                          : blame->second};
       body.remove_prefix(text);
     }
     return OkStatus();
@@ -146,6 +174,9 @@ class PythonBatches final : public Source::Maker {
   bool asked_ = false;
   bool made_ = false;
   std::span<const std::byte> batch_;   // until a row has it
+  std::map<uint64_t, Status> blamed_;  // records, of these rows
+  int ends_ = 0;                       // of processes, with these rows
+  int ends_without_row_ = 0;
   std::map<uint64_t, Failed> failed_;  // by row
 };
 

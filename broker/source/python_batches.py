@@ -2,15 +2,16 @@
 
 What the template says: {"length": ..., "features": [one of bytes, with its room]}.
 
-A call: the number of rows, and the size of the memory, whose heap then has seed,
-and record and pass of each row; SKIPPED in a record: its sample is to blame for the
-end of a process, and is not made again. One answer: bytes of the memory, offset
+A call: the number of rows, the size of the memory, and whether a process has ended
+with these rows: samples are then made one by one. The heap has seed, and record and
+pass of each row; SKIPPED in a record: its sample is to blame for the end of a
+process, and is not made again. One answer: bytes of the memory, offset
 and size of the batch in it (0: none), then of each row without a sample of its own
 its index, the record that took its place (NONE: it is left out), and the size of a
 text, which follows. MORE, without a batch, says that samples are being made.
 FAILED: the batch is too large, or its sampler raised.
 
-The memory: a u64, the index of the row in work, then the heap.
+The memory: a u64, the index of the row in work (NONE: no single one), then the heap.
 
 A batch: its size, offset and size of a pickle, the numbers of tensors and of other
 buffers, and their offsets and sizes, all u64; then those. The pickle names tensors
@@ -27,6 +28,8 @@ import typing
 
 ROOM_BYTES_MIN = 64 << 10
 BATCH_BYTES = 256 << 20  # at most, unless max_bytes or the first one says more
+BATCH_BYTES_MAX = 1 << 30
+FAILED_MAX = 1000  # rows of an answer
 SKIPPED = 1 << 63
 NONE = (1 << 64) - 1
 HEAP = 64  # its offset
@@ -240,7 +243,7 @@ class Batches:
         self.fetches = getattr(self.dataset, "__getitems__", None)
 
     def make(self, call, numbers, link):
-        count, size = numbers
+        count, size, self.careful = numbers
         self.memory.follow(size)
         seed, *rest = self.memory.asked(count)
         rows = list(zip(rest[::2], rest[1::2]))
@@ -256,6 +259,9 @@ class Batches:
                 raise ValueError(f"a batch has {pieces.bytes} bytes; at most "
                                  f"{self.limit} are allowed (max_bytes=)")
             offset, size = self.memory.put(pieces), pieces.bytes
+        if len(failed) > FAILED_MAX:
+            raise ValueError(f"{len(failed)} samples of one batch cannot be made; the "
+                             f"first: {min(failed.items())[1][1].decode()}")
         body = struct.pack("<3Q", self.memory.bytes, offset, size)
         left = TEXTS_MAX
         for row, (other, text) in sorted(failed.items()):
@@ -267,8 +273,8 @@ class Batches:
     def made(self, seed, rows, tell):
         """(the batch; None: it has no samples, failed rows)."""
         while True:
+            self.memory.in_work[0] = NONE
             if self.ordered:
-                self.memory.in_work[0] = 0
                 indices = [self.ordered.indices(record & ~SKIPPED, number, seed)
                            for record, number in rows]
             else:
@@ -276,6 +282,7 @@ class Batches:
             # After the sampler, which may have used them.
             states = self.generators.begin()
             samples, failed = self.samples(seed, rows, indices, tell)
+            self.memory.in_work[0] = NONE
             batch = None
             if failed and self.opened.on_error == "fail":
                 (row, (_, text)), = failed.items()
@@ -302,7 +309,7 @@ class Batches:
     def samples(self, seed, rows, indices, tell):
         """(samples of all rows, {row: (the record in its place, why)}). indices:
         those of each row; a row of a batch sampler has several."""
-        samples = self.fetched(rows, indices)
+        samples = self.fetched(indices)
         if samples is not None:
             return samples, {}
         made, failed = [], {}  # made: lists of samples, by row
@@ -339,10 +346,9 @@ class Batches:
                     failed[row] = (rows[other][0], failed[row][1])
                     break
 
-    def fetched(self, rows, indices):
+    def fetched(self, indices):
         """All samples at once, where the dataset can; None: one by one."""
-        if self.fetches is None or self.generators.drawn or any(
-                record & SKIPPED for record, _ in rows):
+        if self.fetches is None or self.generators.drawn or self.careful:
             return None
         flat = [index for of_record in indices for index in of_record]
         try:
@@ -366,7 +372,7 @@ def describe_batches(opened, options):
         pass
     room = round_up(max(2 * rows * size, ROOM_BYTES_MIN), mmap.PAGESIZE)
     limit = options["max_bytes"] or max(16 * room, BATCH_BYTES)
-    limit = round_up(limit, mmap.PAGESIZE)
+    limit = round_up(min(limit, BATCH_BYTES_MAX), mmap.PAGESIZE)
     return {"length": length, "structure": {},
             "features": [{"name": "batch", "dtype": "uint8", "shape": [limit],
                           "encoded": False, "room": min(room, limit)}]}

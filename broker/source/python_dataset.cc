@@ -193,9 +193,16 @@ OpenedSource PythonDatasetSource::Open(OpenProgress* progress,
                                     records.argument.dump(), memory, cancelled);
     }
   }
-  if (process.status().code() == StatusCode::kUnavailable) {
+  if (process.status().code() == StatusCode::kUnavailable ||
+      process.status().code() == StatusCode::kDeadlineExceeded) {
     records.parent.reset();
-    if (of_object) PENSTOCK_RETURN_IF_ERROR(CheckFile(*object, options));
+    if (of_object) {
+      struct stat st;
+      if (lstat((*object + ".socket").c_str(), &st) == 0) {
+        PENSTOCK_RETURN_IF_ERROR(AwaitFile(*object, cancelled));
+      }
+      PENSTOCK_RETURN_IF_ERROR(CheckFile(*object, options));
+    }
     process = PythonProcess::Start(options, kPythonDatasetProgram,
                                    records.argument.dump(), memory, cancelled);
   }

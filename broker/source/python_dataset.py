@@ -317,10 +317,11 @@ def template(options):
 def prepare(options):
     opened = loaded or open_dataset(options)
     check_map_style(opened.dataset)
-    if options["template"]:  # of a program, which forks
-        return json.dumps({"forks": True, **describe_batches(opened, options)}).encode(), None
-    if "torch" in sys.modules:
+    if "torch" in sys.modules:  # threads of a pool do not survive a fork
         sys.modules["torch"].set_num_threads(1)
+    if options["template"]:  # a program's, which forks
+        return json.dumps({"forks": True,
+                           **describe_batches(opened, options)}).encode(), None
     opened.begin_worker(options)
     growth = Growth(type(opened.dataset).__name__, options["growth_bytes"])
     made = Rows if options["object"] is None else Batches

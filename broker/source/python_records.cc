@@ -1,7 +1,10 @@
 #include "broker/source/python_records.h"
 
 #include <algorithm>
+#include <chrono>
 #include <cstring>
+#include <filesystem>
+#include <thread>
 
 #include "broker/base/log.h"
 
@@ -14,6 +17,23 @@ constexpr uint64_t kGrowthBytes = uint64_t{1} << 30;
 constexpr int kDeathsMax = 2;
 
 }  // namespace
+
+Status AwaitFile(const std::string& path, const Cancelled& cancelled) {
+  constexpr std::chrono::milliseconds kLook{50};
+  constexpr std::chrono::seconds kWritten{60};
+  const auto give_up = std::chrono::steady_clock::now() + kWritten;
+  std::error_code error;
+  while (!std::filesystem::exists(path, error)) {
+    if (cancelled && cancelled()) return CancelledError("nobody waits for it");
+    if (std::chrono::steady_clock::now() > give_up) {
+      return NotFoundError(
+          "'{}': the program that forked its processes has not written it",
+          path);
+    }
+    std::this_thread::sleep_for(kLook);
+  }
+  return OkStatus();
+}
 
 uint64_t PythonWaitNs(const FunctionOptions& options) {
   return (kDeathsMax + 2) *
@@ -36,6 +56,10 @@ Status PythonRecordProcess::Start(uint64_t bytes) {
     if (forked.status().code() != StatusCode::kUnavailable) {
       PENSTOCK_ASSIGN_OR_RETURN(process_, std::move(forked));
       return OkStatus();
+    }
+    if (const nlohmann::json& object = argument.at("object");
+        object.is_string()) {
+      PENSTOCK_RETURN_IF_ERROR(AwaitFile(object, cancelled_));
     }
   }
   PENSTOCK_ASSIGN_OR_RETURN(
@@ -62,23 +86,27 @@ Status PythonRecordProcess::WrongAnswer() {
   return UnavailableError("its process gave a wrong answer");
 }
 
-uint64_t PythonRecordProcess::InWork(uint64_t rows) const {
+std::optional<uint64_t> PythonRecordProcess::InWork(uint64_t rows) const {
   uint64_t number = 0;
   // Written by the process: it only names a row.
   std::memcpy(&number, memory_.data(), sizeof(number));
+  if (number == UINT64_MAX) return std::nullopt;
   return std::min(number, rows - 1);
 }
 
-Status PythonRecordProcess::Ended(const Status& status, uint64_t record) {
+Status PythonRecordProcess::Ended(const Status& status,
+                                  std::optional<uint64_t> record) {
   process_.reset();
   if (status.code() != StatusCode::kUnavailable &&
       status.code() != StatusCode::kDeadlineExceeded) {
     return status;
   }
-  Log<"sample-ended-process">(records_->name, record, status.message());
-  if (!IsSuspect(record)) suspect_ = {record, 0, {}};
-  ++suspect_->deaths;
-  suspect_->status = status;
+  if (record) {
+    Log<"sample-ended-process">(records_->name, *record, status.message());
+    if (!IsSuspect(*record)) suspect_ = {*record, 0, {}};
+    ++suspect_->deaths;
+    suspect_->status = status;
+  }
   return AbortedError("{}", status.message());
 }
 

@@ -48,6 +48,9 @@ std::unique_ptr<Source::Maker> MakePythonBatches(
     std::shared_ptr<const PythonRecords> records, uint32_t index,
     Cancelled cancelled);
 
+// Waits for a file that a program is still writing; NotFound: it does not come.
+Status AwaitFile(const std::string& path, const Cancelled& cancelled);
+
 // A maker's process: asked, answering, ended, started again.
 class PythonRecordProcess {
  public:
@@ -74,13 +77,14 @@ class PythonRecordProcess {
   StatusOr<PythonProcess::Answer> Receive(size_t number);
   void End() { process_.reset(); }
 
-  // It has ended, or took too long, or lied, in work at this record: notes the
-  // record, whose fault it is after some times. Aborted: another process is to
-  // be asked; else the error to return.
-  Status Ended(const Status& status, uint64_t record);
+  // It has ended, or took too long, or lied, in work at this record (nullopt: at
+  // no single one): notes the record, whose fault it is after some times.
+  // Aborted: another process is to be asked; else the error to return.
+  Status Ended(const Status& status, std::optional<uint64_t> record);
   static Status WrongAnswer();
   // The index of the row in work, of those that it was asked for: after Send.
-  uint64_t InWork(uint64_t rows) const;
+  // nullopt: no single one.
+  std::optional<uint64_t> InWork(uint64_t rows) const;
   // The record that a process ended at, and what is wrong with it, if it is
   // known to be its fault.
   bool IsSuspect(uint64_t record) const {

@@ -110,7 +110,7 @@ class PythonRows final : public Source::Maker {
   Status Ended(const Status& status) {
     uint64_t in_work = next_;
     if (asked_) {
-      in_work = std::clamp<uint64_t>(first_ + process_.InWork(wanted_.size()),
+      in_work = std::clamp<uint64_t>(first_ + process_.InWork(wanted_.size()).value_or(0),
                                      next_, wanted_.size() - 1);
     }
     asked_ = false;

@@ -106,8 +106,10 @@ StatusOr<Program> ProgramOf(const FunctionOptions& options,
 // A connection to a template of a program, which is told the text it is to run.
 StatusOr<Fd> ConnectTo(const FunctionOptions& options, std::string_view text,
                        const std::string& path) {
+  std::error_code error;
   if (options.object_dir.empty() ||
-      std::filesystem::path(path).parent_path() != options.object_dir) {
+      !std::filesystem::equivalent(std::filesystem::path(path).parent_path(),
+                                   options.object_dir, error)) {
     return PermissionDeniedError("'{}' is not in the broker's folder", path);
   }
   sockaddr_un address = {};
@@ -395,6 +397,9 @@ StatusOr<PythonProcess::Answer> PythonProcess::Receive(
   constexpr size_t kHead = sizeof(call) + 1;
   if (static_cast<size_t>(bytes) >= kHead) {
     std::memcpy(&call, answer_.data(), sizeof(call));
+  }
+  if (drops_late_answers_ && call < calls_) {
+    return Receive(timeout_ns, limit, cancelled);
   }
   // The function, or a process that it forked, may have written this answer:
   // the memory may then hold the result for another row.

@@ -135,6 +135,8 @@ class PythonProcess {
   std::vector<char> answer_;
   Fd pidfd_;
   Fd link_;
+  // An answer to a call that was given up may still come, and is dropped.
+  bool drops_late_answers_ = false;
 };
 
 // A process that has loaded the user's code, and from which others are forked:
@@ -143,7 +145,9 @@ class PythonProcess {
 class PythonTemplate {
  public:
   explicit PythonTemplate(std::unique_ptr<PythonProcess> process)
-      : process_(std::move(process)) {}
+      : process_(std::move(process)) {
+    process_->drops_late_answers_ = true;
+  }
   // The one that a program of this user has forked of itself, and that listens
   // in options.object_dir (penstock/template.py). Unavailable: there is none.
   static StatusOr<std::shared_ptr<PythonTemplate>> Connect(
@@ -153,7 +157,8 @@ class PythonTemplate {
   // Errors: as of PythonProcess::Receive.
   StatusOr<Child> Fork(const std::string& argument, std::span<const int> fds,
                        uint64_t timeout_ns, const Cancelled& cancelled);
-  // Kills a child with its group, and says how it ended (waitpid).
+  // Kills a child with its group, and says how it ended (waitpid), if it does
+  // soon.
   std::optional<int> Reap(pid_t pid);
 
  private:

@@ -32,12 +32,14 @@ import select
 import signal
 import socket
 import struct
+import time
 import traceback
 
 MEMORY = 4
 TEXT_MAX = 4000
 DONE, FAILED, MORE, LAST = range(4)
 MESSAGE_MAX = 1 << 17
+END_S = 0.5
 PR_SET_PDEATHSIG = 1
 
 
@@ -188,6 +190,7 @@ def fork_on_request(link, prepare):
     descriptors LINK and MEMORY; the answer has a pidfd. Without descriptors it has
     the number of a child that is to end; the answer is how it did (waitpid)."""
     global LINK, MEMORY
+    ending = set()
     while True:
         message, more, _, _ = link.recvmsg(MESSAGE_MAX, socket.CMSG_SPACE(8))
         if not message:
@@ -197,9 +200,22 @@ def fork_on_request(link, prepare):
             child, status = json.loads(message[8:]), 0
             try:
                 os.killpg(child, signal.SIGKILL)
-                status = os.waitpid(child, 0)[1]
-            except (ProcessLookupError, ChildProcessError):
+            except ProcessLookupError:
                 pass
+            ending.add(child)
+            # It may take long to end, and others wait for this process.
+            give_up_s = time.monotonic() + END_S
+            while child in ending and time.monotonic() < give_up_s:
+                for each in list(ending):
+                    try:
+                        found, how = os.waitpid(each, os.WNOHANG)
+                    except ChildProcessError:
+                        found, how = each, 0
+                    if found:
+                        ending.discard(each)
+                        status = how if each == child else status
+                if child in ending:
+                    time.sleep(0.001)
             link.send(answer(call, DONE, struct.pack("<Q", status)))
             continue
         given = struct.unpack("2i", more[0][2])

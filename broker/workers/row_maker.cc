@@ -58,6 +58,12 @@ SampleQuarantine::Mark RowMaker::MarkOf(uint64_t record) const {
 
 Status RowMaker::Make(const Plan::Row& row, const ReadBytes& read,
                       bool from_cache, Places out) {
+  if (process_ != nullptr && process_->makes_batches()) {
+    // No mark: its processes stand for their samples themselves.
+    PENSTOCK_RETURN_IF_ERROR(MakeByProcess(row));
+    return dataset_.programs[0]->Run(raw_, {seed_, row.pass, row.record},
+                                     *scratch_[0], out);
+  }
   MadeBy by = MadeBy::kSource;
   const Status status = MakeMarked(row, read, from_cache, out, &by);
   if (by == MadeBy::kHead) PutInCache(row.record);

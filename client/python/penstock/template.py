@@ -36,7 +36,7 @@ def can_fork() -> bool:
 def offer(path: str, broker: str, given: Dict[str, Any],
           forget: Callable[[], None]) -> bool:
     """Forks the process, which listens at path and has what is given. False: it
-    cannot listen there (a path too long, another rank's).
+    cannot listen there (a path too long, another rank's), or be forked.
 
     Args:
       broker: the socket of the broker.
@@ -49,7 +49,12 @@ def offer(path: str, broker: str, given: Dict[str, Any],
         return False
     with listener:
         listener.listen()
-        meanwhile(lambda: _Template(listener, path, broker, given).run(forget))
+        try:
+            meanwhile(lambda: _Template(listener, path, broker, given).run(forget),
+                      listener.fileno())
+        except OSError:
+            withdraw(path)
+            return False
     return True
 
 
@@ -59,8 +64,9 @@ def withdraw(path: str) -> None:
         os.unlink(path)
 
 
-def meanwhile(work: Callable[[], None]) -> None:
-    """Does it in a process forked from this one, whose child it is not."""
+def meanwhile(work: Callable[[], None], keep: int = -1) -> None:
+    """Does it in a process forked from this one, whose child it is not, and which
+    keeps one descriptor beside its files. OSError: it cannot be forked."""
     for stream in (sys.stdout, sys.stderr):
         if stream is not None:
             stream.flush()
@@ -69,39 +75,37 @@ def meanwhile(work: Callable[[], None]) -> None:
         warnings.simplefilter("ignore")
         child = os.fork()
     if child == 0:
+        status = 1
         try:
-            if os.fork() == 0:
+            other = os.fork()
+            status = 0
+            if other == 0:
                 os.setsid()
-                _close_others()
+                _close_others(keep)
                 work()
         finally:
-            os._exit(0)
-    os.waitpid(child, 0)
+            os._exit(status)
+    try:
+        status = os.waitpid(child, 0)[1]
+    except ChildProcessError:  # the program ignores SIGCHLD
+        return
+    if status != 0:
+        raise OSError("the process cannot be forked")
 
 
-def _close_others() -> None:
-    """Closes what is not a file, nor listens: a connection ends when its rank does,
-    whatever this process does. Nobody waits for what it prints."""
+def _close_others(keep: int) -> None:
+    """Lets nothing wait for this process: connections, pipes and the output become
+    /dev/null, whose numbers their owners may still use."""
     null = os.open(os.devnull, os.O_RDWR)
-    for number in (0, 1, 2):
-        os.dup2(null, number)
     for name in os.listdir("/proc/self/fd"):
         number = int(name)
         try:
-            mode = os.fstat(number).st_mode
-            if number <= 2 or stat.S_ISSOCK(mode) and _listens(number):
-                continue
-            if not stat.S_ISREG(mode) or (
-                    os.readlink(f"/proc/self/fd/{name}").startswith("/memfd:")):
-                os.close(number)
+            if number != keep and (
+                    number <= 2 or not stat.S_ISREG(os.fstat(number).st_mode)
+                    or os.readlink(f"/proc/self/fd/{name}").startswith("/memfd:")):
+                os.dup2(null, number)
         except OSError:  # that of the listing
             pass
-
-
-def _listens(number: int) -> bool:
-    with sockets.socket(fileno=os.dup(number)) as each:
-        return bool(each.getsockopt(sockets.SOL_SOCKET, sockets.SO_ACCEPTCONN)) and (
-            each.family == sockets.AF_UNIX)
 
 
 class _Template:

@@ -292,8 +292,11 @@ class DataLoader(data.IterableDataset):  # type: ignore[misc]
             raise errors.FailedPrecondition(
                 "another loop over this DataLoader has begun and taken the place of "
                 "this one: a loop inside of a loop needs a DataLoader of its own")
+        given = dict(self._given)
+        if given.get("job"):
+            given["job"] += f".{loop}"
         with DataLoader(self.dataset, _name=f"{self._rows.name}.{loop}",
-                        **self._given) as other:
+                        **given) as other:
             other.load_state_dict(self._places[loop])
             yield from other._batches()
 
@@ -551,7 +554,7 @@ class _MapStyle:
         ).on_error(self._on_error).repeat(None)
         # As many batches under way as PyTorch has, so that a slow one holds up no
         # other.
-        makers = self.num_workers or len(os.sched_getaffinity(0))
+        makers = self.num_workers or os.cpu_count() or 1
         spec = spec.prefetch(min(max(-(-2 * makers // _world_size(options)), 2), 32))
         if self.timeout and "timeout_s" not in options:
             options["timeout_s"] = self.timeout
@@ -601,6 +604,8 @@ class _MapStyle:
         if self._empty is None:
             sampler = self._order.sampler_of_rows()
             index = 0 if sampler is None else next(iter(sampler))
+            if self._gives_batches:
+                index = index[0]
             self._empty = map_style.without_rows(
                 self._collate([self.dataset[index]]), 1)
         return self._empty
