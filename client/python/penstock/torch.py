@@ -603,7 +603,7 @@ class _MapStyle:
         """A batch of no rows, as the others are: made here of one sample."""
         if self._empty is None:
             sampler = self._order.sampler_of_rows()
-            index = 0 if sampler is None else next(iter(sampler))
+            index: Any = 0 if sampler is None else next(iter(sampler))
             if self._gives_batches:
                 index = index[0]
             self._empty = map_style.without_rows(
