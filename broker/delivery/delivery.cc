@@ -252,9 +252,8 @@ bool Delivery::IsNextOfLane(uint32_t slot) const {
     return false;
   }
   const std::vector<Account*> accounts = lane.Accounts();
-  return std::all_of(accounts.begin(), accounts.end(), [](const Account* each) {
-    return each->backlog.empty();
-  });
+  return std::all_of(accounts.begin(), accounts.end(),
+                     [](const Account* each) { return each->backlog.empty(); });
 }
 
 void Delivery::BeDue(uint32_t lane) {

@@ -77,8 +77,8 @@ class PythonRecordProcess {
   StatusOr<PythonProcess::Answer> Receive(size_t number);
   void End() { process_.reset(); }
 
-  // It has ended, or took too long, or lied, in work at this record (nullopt: at
-  // no single one): notes the record, whose fault it is after some times.
+  // It has ended, or took too long, or lied, in work at this record (nullopt:
+  // at no single one): notes the record, whose fault it is after some times.
   // Aborted: another process is to be asked; else the error to return.
   Status Ended(const Status& status, std::optional<uint64_t> record);
   static Status WrongAnswer();

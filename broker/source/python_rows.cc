@@ -110,8 +110,9 @@ class PythonRows final : public Source::Maker {
   Status Ended(const Status& status) {
     uint64_t in_work = next_;
     if (asked_) {
-      in_work = std::clamp<uint64_t>(first_ + process_.InWork(wanted_.size()).value_or(0),
-                                     next_, wanted_.size() - 1);
+      in_work = std::clamp<uint64_t>(
+          first_ + process_.InWork(wanted_.size()).value_or(0), next_,
+          wanted_.size() - 1);
     }
     asked_ = false;
     const Status ended = process_.Ended(status, wanted_[in_work].record);

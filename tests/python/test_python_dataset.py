@@ -282,10 +282,12 @@ def test_getitems_is_used_for_rows_that_are_made_together(attach):
 ])
 def test_a_sample_that_cannot_be_made_is_told_or_skipped(attach, request, fault, says):
     dataset = of("Faulty", args={"fault": fault}, names=["x", "y"]).batch(5)
+    ids = []
     with pytest.raises(penstock.Error, match="(?s)" + says) as failure:
         for batch in attach(dataset):
-            pass
+            ids += batch.ids.tolist()
     assert "sample 7" in str(failure.value)
+    assert ids == list(range(5)), "the batch before it comes first"
     skipping = attach(dataset.on_error("skip"), job=request.node.name + "skips")
     ids = [i for batch in skipping for i in batch.ids.tolist()]
     assert ids == [i for i in range(20) if i != 7]
