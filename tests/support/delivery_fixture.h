@@ -117,17 +117,23 @@ inline Course RunToTheEnd(
   return course;
 }
 
+// Those of a rank of the test's job.
+inline Options OptionsFor(const std::string& spec, int rank, int world_size,
+                          const std::string& socket) {
+  Options options;
+  options.spec = spec;
+  options.rank = rank;
+  options.world_size = world_size;
+  options.socket = socket;
+  options.job = testing::UnitTest::GetInstance()->current_test_info()->name();
+  options.timeout_s = 60;
+  return options;
+}
+
 class DeliveryTest : public testing::Test {
  protected:
   Options OptionsFor(const std::string& spec, int rank, int world_size) {
-    Options options;
-    options.spec = spec;
-    options.rank = rank;
-    options.world_size = world_size;
-    options.socket = broker_.socket();
-    options.job = testing::UnitTest::GetInstance()->current_test_info()->name();
-    options.timeout_s = 60;
-    return options;
+    return penstock::OptionsFor(spec, rank, world_size, broker_.socket());
   }
 
   static std::string RangeSpec(const std::string& range,
