@@ -136,7 +136,8 @@ typedef struct penstock_options {
   int32_t autostart;  /* not 0: where no broker listens, start a private
                          one, as penstock_own_broker does */
   double wait_s;      /* for missing or dead ranks; then the job fails
-                         and names them; 0: 600 */
+                         and names them; 0: 600, else also for a broker
+                         that is about to listen */
   double reconnect_s; /* for a dead broker to come back; 0: 60, negative:
                          do not wait */
   int32_t node;       /* NUMA node for the batches; -1: PENSTOCK_NODE,

@@ -81,7 +81,7 @@ struct Options {
   int consumers = 0;  // broadcast; 0: local_world_size, at least 8
   bool full_epoch = false;
   bool per_host = false;
-  double wait_s = 0;       // 0: 600
+  double wait_s = 0;       // 0: 600; else also for a broker to listen
   double reconnect_s = 0;  // 0: 60; negative: do not wait
   int node = -1;           // NUMA node; -1: found out
   bool autostart = false;

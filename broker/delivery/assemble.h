@@ -8,6 +8,11 @@
 
 namespace penstock {
 
+// Whether it moves or fills rows, perhaps all of the slot.
+inline bool AssemblingCopies(const OpenBatch& batch) {
+  return !batch.left_out.empty() || batch.rows.shape_rows > batch.rows.rows;
+}
+
 // Sets valid_rows and shape_rows of the batch, which has these rows. keep_shape
 // (last: pad): rows that were left out are replaced by padding; otherwise the
 // batch is shorter. Nobody else may touch the slot meanwhile.

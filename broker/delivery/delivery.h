@@ -113,6 +113,9 @@ class Delivery {
     uint32_t start_with = 1;
     uint32_t lanes = 1;
     uint32_t slots_per_lane = 1;
+    // Batches are begun in the order of the plan, over all lanes: one that
+    // cannot be begun holds up those after it.
+    bool in_order = false;
     uint32_t leases = 1;    // batches a rank may have outstanding
     uint64_t rows_max = 0;  // of a slot
     // Fewer ranks would get batches that no slot holds; 0: rows_max tells.
@@ -421,6 +424,10 @@ class Delivery {
                                    std::optional<uint32_t> node) const;
   // Requires that there is one.
   Consumer* AddToLane(uint32_t rank, std::optional<uint32_t> node);
+  // Those of lower ones are claimed first.
+  uint64_t OrderOf(const OpenBatch& batch) const;
+  // The lane of the next batch of the plan.
+  uint32_t LaneInTurn() const;
   uint32_t NodeOf(uint32_t slot) const;  // key of its batches in claimable_
   bool Exhausted(const Consumer& consumer) const {
     return LaneOf(consumer).Exhausted(phases_);

@@ -69,12 +69,36 @@ void Delivery::RecordOpened(const Lane& lane, const Plan::RankBatch& rows) {
   record_->Opened(opened_recorded_);
 }
 
+uint64_t Delivery::OrderOf(const OpenBatch& batch) const {
+  return shape_.in_order ? batch.rows.first_row : batch.step;
+}
+
+uint32_t Delivery::LaneInTurn() const {
+  uint32_t first = 0;
+  for (uint32_t i = 1; i < lanes_.size(); ++i) {
+    const Lane& one = lanes_[i];
+    const Lane& other = lanes_[first];
+    const bool is_later = !one.WillOpen(other.next());
+    const bool is_earlier = !other.WillOpen(one.next());
+    if (is_earlier || (!is_later && one.rank() < other.rank())) first = i;
+  }
+  return first;
+}
+
 OpenBatch* Delivery::Open() {
   if (closed_ || gathering()) return nullptr;
-  for (; !openable_.empty(); openable_.erase(openable_.begin())) {
+  const uint32_t in_turn = shape_.in_order ? LaneInTurn() : 0;
+  for (auto each = openable_.begin(); each != openable_.end();) {
     ++checks_;
-    Lane& lane = lanes_[*openable_.begin()];
-    if (!lane.HasFree(usable_slots_) || !Active(lane)) continue;
+    Lane& lane = lanes_[*each];
+    if (!lane.HasFree(usable_slots_) || !Active(lane)) {
+      each = openable_.erase(each);
+      continue;
+    }
+    if (shape_.in_order && *each != in_turn && lane.again().empty()) {
+      ++each;
+      continue;
+    }
     const Slot& free = lane.NextFree();
     if (!invariants_.Hold(free.state == SlotState::kFree && free.holders == 0 &&
                               free.quarantine == 0,
@@ -82,11 +106,14 @@ OpenBatch* Delivery::Open() {
       return nullptr;
     }
     Slot* const slot = lane.Open(phases_, available_);
-    if (slot == nullptr) continue;
+    if (slot == nullptr) {
+      each = openable_.erase(each);
+      continue;
+    }
     RecordOpened(lane, slot->batch.rows);
     const uint32_t number = slot->batch.slot;
     if (slot->batch.rows.rows > 0) {
-      claimable_[NodeOf(number)].push({slot->batch.step, number});
+      claimable_[NodeOf(number)].push({OrderOf(slot->batch), number});
     }
     return &slot->batch;
   }
@@ -137,9 +164,9 @@ OpenBatch* Delivery::Claimable(std::optional<uint32_t> node) {
     // Drop those claimed or abandoned meanwhile.
     for (; !shares.empty(); shares.pop()) {
       ++checks_;
-      const auto [step, number] = shares.top();
+      const auto [order, number] = shares.top();
       const Slot& slot = slots_[number];
-      if (slot.state == SlotState::kFilling && slot.batch.step == step &&
+      if (slot.state == SlotState::kFilling && OrderOf(slot.batch) == order &&
           !slot.batch.abandoned && slot.batch.claimed < slot.batch.rows.rows) {
         break;
       }
@@ -156,7 +183,7 @@ OpenBatch* Delivery::Claimable(std::optional<uint32_t> node) {
 void Delivery::GiveBack(OpenBatch* batch, const BatchRows& rows) {
   batch->claimed -= rows.end - rows.begin;
   batch->given_back.push_back(rows);
-  claimable_[NodeOf(batch->slot)].push({batch->step, batch->slot});
+  claimable_[NodeOf(batch->slot)].push({OrderOf(*batch), batch->slot});
 }
 
 void Delivery::Filled(OpenBatch* batch) {

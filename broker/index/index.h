@@ -54,11 +54,6 @@ class RecordSink {
         static_cast<uint32_t>(bytes < UINT32_MAX ? bytes : UINT32_MAX));
     return OkStatus();
   }
-  // Takes the last places back.
-  void Drop(size_t places) {
-    records_->offsets.resize(records_->offsets.size() - places);
-    records_->bytes.resize(records_->bytes.size() - places);
-  }
   void LeaveOut() { ++records_->left_out; }
   void EndsOddly(uint64_t offset) { records_->odd_end = offset; }
   // For what a scan keeps until it can add it.

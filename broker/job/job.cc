@@ -43,7 +43,8 @@ uint64_t PartOfStep(const Job::Layout& layout, const Dataset& dataset,
   return by_step / (2 * workers);
 }
 
-Delivery::Shape ShapeOf(const JobOptions& options, const Job::Layout& layout) {
+Delivery::Shape ShapeOf(const JobOptions& options, const Job::Layout& layout,
+                        const Source& source) {
   Delivery::Shape shape;
   shape.options = options.delivery;
   // Each consumer is a split of a world of one.
@@ -53,6 +54,7 @@ Delivery::Shape ShapeOf(const JobOptions& options, const Job::Layout& layout) {
   shape.world_size = layout.plan.world_size();
   shape.consumers_max = options.consumers_max;
   shape.start_with = options.local_world_size;
+  shape.in_order = source.in_order();
   shape.lanes = layout.lanes;
   shape.slots_per_lane = layout.slots_per_lane;
   shape.leases = layout.leases;
@@ -121,8 +123,8 @@ Job::Job(JobKey key, JobOptions options, std::shared_ptr<const Dataset> dataset,
       stream_(StreamOf(options_, layout_, record_.get())),
       weights_(WeightsOf(options_)),
       rows_plan_(std::make_shared<const Plan>(layout_.plan)),
-      delivery_(ShapeOf(options_, layout_), layout_.plan, RingsOf(*segment_),
-                record_.get()),
+      delivery_(ShapeOf(options_, layout_, *dataset_->source), layout_.plan,
+                RingsOf(*segment_), record_.get()),
       prefetch_(layout_.prefetch),
       part_ns_(kFirstStep + StepNumbers(options_.spec)) {
   if (stream_ != nullptr) delivery_.SetAvailable(stream_->available());
@@ -648,12 +650,16 @@ void Job::FinishRows(const Claim& claim) {
   note(kPublishing);
   if (!batch->abandoned && !batch->broken &&
       batch->finished + rows == batch->rows.rows) {
-    // Without the lock, as it may copy the whole slot. Until its last rows
-    // count as finished, the slot is given to nobody else, whatever happens.
-    mutex_.Unlock();
-    Assemble(batch);
+    if (AssemblingCopies(*batch)) {
+      // Without the lock, as it may be the whole slot. Until its last rows
+      // count as finished, the slot is given to nobody else, whatever happens.
+      mutex_.Unlock();
+      Assemble(batch);
+      mutex_.Lock();
+    } else {
+      Assemble(batch);
+    }
     note(kAssembling);
-    mutex_.Lock();
   }
   batch->finished += rows;
   if (batch->done() && (!batch->broken || batch->abandoned)) {

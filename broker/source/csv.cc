@@ -106,8 +106,9 @@ const Declaration<CsvSource>& CsvSource::Declared() {
           .Required(
               "columns", &CsvSource::columns,
               TextFields({.from_key = "column", .from = CsvColumnType()}),
-              "{NAME: {dtype, column, default}} of numbers, or {NAME: "
-              "{max_bytes, column, default}} of text. max_bytes: room for the "
+              "{NAME: {dtype, column, default}} of numbers (2.0 is whole, "
+              "true is 1), or {NAME: {max_bytes, column, default}} of text. "
+              "max_bytes: room for the "
               "text; column: its name in the header, by default NAME; without "
               "a header its number from 0, by default in this order; default: "
               "of an empty value; an empty number without one is an error of "

@@ -22,24 +22,6 @@ std::string_view Trimmed(std::string_view text) {
 
 constexpr uint64_t kHeaderBytesMax = uint64_t{1} << 20;
 
-// False: it is no number, or not of dtype.
-bool StoreNumber(std::string_view text, DType dtype, std::byte* to) {
-  if (dtype == DType::kBool) {
-    const bool truth =
-        text == "1" || text == "true" || text == "True" || text == "TRUE";
-    *to = static_cast<std::byte>(truth);
-    return truth || text == "0" || text == "false" || text == "False" ||
-           text == "FALSE";
-  }
-  if (text.starts_with('+') && !text.starts_with("+-")) text.remove_prefix(1);
-  if (IsFloat(dtype)) {
-    double number = 0;
-    return ParseNumber(text, &number) && StoreReal(number, dtype, to);
-  }
-  int64_t number = 0;
-  return ParseNumber(text, &number) && StoreWhole(number, dtype, to);
-}
-
 constexpr bool IsDigit(char c) { return c >= '0' && c <= '9'; }
 
 // How many bytes of text are a decimal number, of so few digits that they and
@@ -250,7 +232,18 @@ StatusOr<CsvColumns> FindCsvColumns(const FeatureValues<TextField>& fields,
     const std::string& from = field.from.empty() ? name : field.from;
     size_t column = i;
     if (header) {
-      const auto found = std::find(first.begin(), first.end(), from);
+      // A name has no blanks around it, unless it is asked for with them.
+      const auto find = [&from](auto begin, auto end, bool exact) {
+        return std::find_if(begin, end, [&](const std::string& each) {
+          return exact ? each == from : Trimmed(each) == from;
+        });
+      };
+      bool exact = true;
+      auto found = find(first.begin(), first.end(), exact);
+      if (found == first.end()) {
+        exact = false;
+        found = find(first.begin(), first.end(), exact);
+      }
       if (found == first.end()) {
         constexpr size_t kNamesTold = 16;
         std::vector<std::string> names;
@@ -264,7 +257,7 @@ StatusOr<CsvColumns> FindCsvColumns(const FeatureValues<TextField>& fields,
         return InvalidArgumentError("{}: no column {}; its header has {}", path,
                                     ShortValue(from), JoinText(names, ", "));
       }
-      if (std::find(found + 1, first.end(), from) != first.end()) {
+      if (find(found + 1, first.end(), exact) != first.end()) {
         return InvalidArgumentError("{}: two columns are named {}", path,
                                     ShortValue(from));
       }
@@ -345,7 +338,7 @@ Status StoreCsvValue(std::string_view value, const FieldRows& fields,
   }
   const std::string_view text = Trimmed(value);
   if (text.empty()) return fields.StoreDefault("is empty", field, row);
-  if (!StoreNumber(text, *of.dtype, fields.NumbersIn(row, field))) {
+  if (!StoreNumberText(text, *of.dtype, fields.NumbersIn(row, field))) {
     return DataLossError("field '{}': wanted {}, found {}", fields.name(field),
                          DTypeName(*of.dtype), ShortValue(value));
   }

@@ -56,17 +56,52 @@ std::optional<Element> Find(Element element,
   return element;
 }
 
+// Floats that JSON has no numbers for, as Python writes them, in quotes.
+constexpr std::string_view kWords[] = {"NaN", "-Infinity", "Infinity"};
+
+bool StoreWord(Element element, DType dtype, std::byte* to) {
+  std::string_view text;
+  if (!IsFloat(dtype) || element.get(text) ||
+      std::find(std::begin(kWords), std::end(kWords), text) ==
+          std::end(kWords)) {
+    return false;
+  }
+  return StoreNumberText(text, dtype, to);
+}
+
+// The document with quotes around those words.
+std::string WithQuotedWords(std::string_view text) {
+  std::string quoted;
+  bool in_string = false;
+  for (size_t at = 0; at < text.size();) {
+    size_t taken = 1;
+    if (in_string) {
+      if (text[at] == '\\') taken = std::min<size_t>(2, text.size() - at);
+      in_string = text[at] != '"';
+    } else {
+      in_string = text[at] == '"';
+      for (const std::string_view word : kWords) {
+        if (!text.substr(at).starts_with(word)) continue;
+        quoted += '"';
+        quoted += word;
+        quoted += '"';
+        at += word.size();
+        taken = 0;
+        break;
+      }
+    }
+    quoted += text.substr(at, taken);
+    at += taken;
+  }
+  return quoted;
+}
+
 // What is wrong; "": nothing is.
 std::string StoreNumber(Element element, DType dtype, std::byte* to) {
   const auto wanted = [&](std::string_view what) {
     return Format("wanted {}, found {}", what, NameOf(element.type()));
   };
-  if (dtype == DType::kBool) {
-    bool truth = false;
-    if (element.get(truth)) return wanted("true or false");
-    *to = static_cast<std::byte>(truth);
-    return "";
-  }
+  bool truth = false;
   int64_t whole = 0;
   double real = 0;
   switch (element.type()) {
@@ -75,10 +110,16 @@ std::string StoreNumber(Element element, DType dtype, std::byte* to) {
       break;
     case Type::UINT64:  // more than an int64 holds
     case Type::DOUBLE:
-      if (!element.get(real) && StoreReal(real, dtype, to)) return "";
+      if (!element.get(real) && StoreDouble(real, dtype, to)) return "";
       break;
+    case Type::BOOL:
+      if (!element.get(truth) && StoreWhole(truth, dtype, to)) return "";
+      break;
+    case Type::STRING:
+      if (StoreWord(element, dtype, to)) return "";
+      [[fallthrough]];
     default:
-      return wanted("a number");
+      return wanted(dtype == DType::kBool ? "true or false" : "a number");
   }
   return Format("{} does not fit into {}", simdjson::minify(element),
                 DTypeName(dtype));
@@ -109,17 +150,18 @@ std::string StoreNumbers(Element element, DType dtype,
                 items < shape.front() ? Format("one of {}", items) : "more");
 }
 
-// Without the empty lines at its end.
+// Without empty lines.
 Status FindLines(ScannedFile* file, RecordSink* lines) {
   PENSTOCK_ASSIGN_OR_RETURN(const uint64_t begin, FindText(file));
-  size_t blanks = 0;  // up to here
-  PENSTOCK_RETURN_IF_ERROR(
-      ScanLines(file, begin, FindNewline, [&](const ScannedLine& line) {
-        blanks = line.is_blank ? blanks + 1 : 0;
-        return lines->Add(line.offset, line.bytes);
-      }));
-  lines->Drop(blanks);
-  return OkStatus();
+  uint64_t blanks = 0;  // up to here
+  return ScanLines(file, begin, FindNewline, [&](const ScannedLine& line) {
+    if (line.is_blank) {
+      ++blanks;
+      return OkStatus();
+    }
+    for (; blanks > 0; --blanks) lines->LeaveOut();
+    return lines->Add(line.offset, line.bytes);
+  });
 }
 
 class JsonLines final : public IndexedSource {
@@ -162,7 +204,11 @@ class JsonLines final : public IndexedSource {
 
   std::string Describe(uint64_t record) const override {
     const Index::Record line = index().At(record);
-    return Format("{}, line {}", line.file->path(), line.number + 1);
+    // Empty lines before it are not counted.
+    return index().left_out() == 0
+               ? Format("{}, line {}", line.file->path(), line.number + 1)
+               : Format("{}, row {} (offset {})", line.file->path(),
+                        line.number + 1, line.offsets[0]);
   }
 
  private:
@@ -214,18 +260,25 @@ Status ParseJsonLine(std::string_view line, const FieldRows& rows,
   if (line.find_first_not_of(" \t\r") == line.npos) {
     return DataLossError("an empty line");
   }
-  const size_t room = rows.bytes() + line.size() + simdjson::SIMDJSON_PADDING;
-  if (scratch->size() < room) scratch->resize(room);
-  std::byte* const row = scratch->data();
-  std::byte* const text = row + rows.bytes();
-  std::memcpy(text, line.data(), line.size());
-  std::fill_n(text + line.size(), simdjson::SIMDJSON_PADDING, std::byte{' '});
   Element document;
-  if (const auto error =
-          parser.parse(reinterpret_cast<const uint8_t*>(text), line.size())
-              .get(document)) {
+  const auto parse = [&](std::string_view text) {
+    const size_t room = rows.bytes() + text.size() + simdjson::SIMDJSON_PADDING;
+    if (scratch->size() < room) scratch->resize(room);
+    std::byte* const copy = scratch->data() + rows.bytes();
+    std::memcpy(copy, text.data(), text.size());
+    std::fill_n(copy + text.size(), simdjson::SIMDJSON_PADDING, std::byte{' '});
+    return parser.parse(reinterpret_cast<const uint8_t*>(copy), text.size())
+        .get(document);
+  };
+  auto error = parse(line);
+  if (error) {
+    const std::string quoted = WithQuotedWords(line);
+    if (quoted.size() != line.size()) error = parse(quoted);
+  }
+  if (error) {
     return DataLossError("not JSON: {}", simdjson::error_message(error));
   }
+  std::byte* const row = scratch->data();
   for (size_t i = 0; i < rows.count(); ++i) {
     const std::optional<Element> found = Find(document, pointers[i]);
     if (!found || found->is_null()) {
@@ -263,8 +316,7 @@ const Declaration<JsonLinesSource>& JsonLinesSource::Declared() {
               "{max_bytes: 512, pointer: /body/text, default: ''}}}")
           .Required("files", &JsonLinesSource::files, Files(),
                     std::string(kFilesText) +
-                        "; in UTF-8, not unpacked. Empty lines at the end are "
-                        "left out")
+                        "; in UTF-8, not unpacked. Empty lines are left out")
           .Required("fields", &JsonLinesSource::fields, JsonFields(),
                     kJsonFieldsText)
           .Optional("longer", &JsonLinesSource::longer, LongerTextType(),
@@ -273,9 +325,12 @@ const Declaration<JsonLinesSource>& JsonLinesSource::Declared() {
 }
 
 OpenedSource JsonLinesSource::Open(OpenProgress* progress) const {
-  PENSTOCK_ASSIGN_OR_RETURN(
-      Index lines,
-      Index::Open(files, {.kind = "json_lines", .scan = FindLines}, progress));
+  PENSTOCK_ASSIGN_OR_RETURN(Index lines,
+                            Index::Open(files,
+                                        {.kind = "json_lines",
+                                         .options = "without empty lines",
+                                         .scan = FindLines},
+                                        progress));
   PENSTOCK_RETURN_IF_ERROR(lines.ChooseIo(Io::kBuffered));
   return std::unique_ptr<Source>(
       new JsonLines(*this, FieldRows(fields, longer), std::move(lines)));

@@ -220,8 +220,12 @@ struct TfrecordSource {
 // Samples of tar files: files with one base name, such as 0001.jpg and
 // 0001.cls, are one sample.
 struct WebdatasetSource {
+  // Where the extension begins: a.b.jpg is of sample a, or of a.b.
+  enum class Extension { kFirstDot, kLastDot };
+
   FilePatterns files;
   RecordFeatures features;
+  Extension extension = Extension::kFirstDot;
   OnMissing on_missing = OnMissing::kError;  // a member
   Io io = Io::kAuto;
   bool operator==(const WebdatasetSource&) const = default;

@@ -5,6 +5,7 @@
 #include <cmath>
 #include <cstring>
 
+#include "broker/index/values.h"
 #include "common/exact_max.h"
 
 namespace penstock {
@@ -92,6 +93,22 @@ bool StoreReal(double number, DType dtype, std::byte* to) {
     default:
       return false;
   }
+}
+
+bool StoreNumberText(std::string_view text, DType dtype, std::byte* to) {
+  for (const std::string_view word : {"true", "True", "TRUE"}) {
+    if (text == word) return StoreWhole(1, dtype, to);
+  }
+  for (const std::string_view word : {"false", "False", "FALSE"}) {
+    if (text == word) return StoreWhole(0, dtype, to);
+  }
+  if (text.starts_with('+') && !text.starts_with("+-")) text.remove_prefix(1);
+  int64_t whole = 0;
+  if (!IsFloat(dtype) && ParseNumber(text, &whole)) {
+    return StoreWhole(whole, dtype, to);
+  }
+  double number = 0;
+  return ParseNumber(text, &number) && StoreDouble(number, dtype, to);
 }
 
 bool StoreDouble(double number, DType dtype, std::byte* to) {

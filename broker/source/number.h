@@ -4,6 +4,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <string_view>
 
 #include "common/element_spec.h"
 
@@ -22,6 +23,10 @@ bool StoreWhole(int64_t number, DType dtype, std::byte* to);
 bool StoreReal(double number, DType dtype, std::byte* to);
 // Stores a number of any dtype; integers hold whole numbers up to 2^53.
 bool StoreDouble(double number, DType dtype, std::byte* to);
+
+// A number in text of any dtype: 5, 2.0 of an integer, 1e-3, nan, inf, true and
+// false.
+bool StoreNumberText(std::string_view text, DType dtype, std::byte* to);
 
 }  // namespace penstock
 #endif  // BROKER_SOURCE_NUMBER_H_

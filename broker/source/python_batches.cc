@@ -11,7 +11,6 @@ namespace penstock {
 namespace {
 
 // See python_batches.py.
-constexpr uint64_t kHeap = 64;  // its offset
 constexpr uint64_t kSkipped = uint64_t{1} << 63;
 constexpr uint64_t kNone = UINT64_MAX;
 // Processes that may end before the batch is given up.
@@ -103,7 +102,7 @@ class PythonBatches final : public Source::Maker {
   Status Ask() {
     const uint64_t rows = wanted_.size();
     PENSTOCK_RETURN_IF_ERROR(
-        process_.Start(kHeap + (1 + 2 * rows) * sizeof(uint64_t)));
+        process_.Start(kPythonHeap + (1 + 2 * rows) * sizeof(uint64_t)));
     numbers_.assign(1, seed_);
     for (const Source::Wanted& each : wanted_) {
       const bool skipped = blamed_.count(each.record) > 0;
@@ -111,7 +110,7 @@ class PythonBatches final : public Source::Maker {
       numbers_.push_back(each.pass);
     }
     std::memset(process_.memory().data(), 0, sizeof(uint64_t));
-    std::memcpy(process_.memory().data() + kHeap, numbers_.data(),
+    std::memcpy(process_.memory().data() + kPythonHeap, numbers_.data(),
                 numbers_.size() * sizeof(uint64_t));
     const uint64_t call[] = {rows, process_.memory().bytes(), ends_ > 0};
     PENSTOCK_RETURN_IF_ERROR(process_.Send(call));

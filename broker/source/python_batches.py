@@ -14,7 +14,8 @@ FAILED: the batch is too large, or its sampler raised.
 The memory: a u64, the index of the row in work (NONE: no single one), then the heap.
 
 A batch: its size, offset and size of a pickle, the numbers of tensors and of other
-buffers, and their offsets and sizes, all u64; then those. The pickle names tensors
+buffers, the size of what follows the batch, and offsets and sizes of the buffers, all
+u64; then those. The pickle names tensors
 by persistent ids (number, dtype, shape); the other buffers are its own, in their
 order (penstock/map_style.py takes it apart). Where a sample that raises ends the
 job, the batch has a pickle of 0 bytes and a buffer, the text for the rank to raise.
@@ -36,7 +37,7 @@ HEAP = 64  # its offset
 BUFFER_ALIGN = 64
 BUFFER_BYTES_MIN = 256  # of a buffer of its own
 TEXTS_MAX = 16000  # in an answer
-ANSWER_AFTER_S = 1
+TELL_AFTER_S = 1
 
 
 def round_up(size, to):
@@ -183,14 +184,14 @@ class BatchPieces:
             others.append(memoryview(batch.text.encode("utf-8", "replace")))
         else:
             batch_pickler(file, tensors, others).dump(batch)
-        head = 8 * (5 + 2 * (len(tensors) + len(others)))
+        head = 8 * (6 + 2 * (len(tensors) + len(others)))
         self.pieces = [(head, file.getbuffer())]
         end = head + self.pieces[0][1].nbytes
         for data in tensors + others:
             self.pieces.append((round_up(end, BUFFER_ALIGN), data))
             end = self.pieces[-1][0] + data.nbytes
         self.bytes = end
-        numbers = [end, head, self.pieces[0][1].nbytes, len(tensors), len(others)]
+        numbers = [end, head, self.pieces[0][1].nbytes, len(tensors), len(others), 0]
         for offset, data in self.pieces[1:]:
             numbers += (offset, data.nbytes)
         self.pieces.insert(0, (0, struct.pack(f"<{len(numbers)}Q", *numbers)))
@@ -214,9 +215,9 @@ class BatchMemory:
         return self.numpy.frombuffer(
             self.mapping, "<u8", 1 + 2 * rows, HEAP).tolist()
 
-    def put(self, batch):
+    def put(self, batch, at=HEAP):
         """Writes it over what was asked for; returns its offset."""
-        end = HEAP + batch.bytes
+        end = at + batch.bytes
         if end > self.bytes:
             size = round_up(end + end // 2, mmap.PAGESIZE)
             os.ftruncate(MEMORY, size)
@@ -224,8 +225,8 @@ class BatchMemory:
             self.follow(size)
             self.in_work[0] = in_work
         for offset, data in batch.pieces:
-            self.mapping[HEAP + offset:HEAP + offset + len(data)] = data
-        return HEAP
+            self.mapping[at + offset:at + offset + len(data)] = data
+        return at
 
 
 class Batches:
@@ -316,7 +317,7 @@ class Batches:
         told_s = time.monotonic()
         for row, ((record, number), of_record) in enumerate(zip(rows, indices)):
             self.memory.in_work[0] = row
-            if time.monotonic() - told_s > ANSWER_AFTER_S:
+            if time.monotonic() - told_s > TELL_AFTER_S:
                 tell()
                 told_s = time.monotonic()
             of_row = []

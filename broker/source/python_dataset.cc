@@ -44,13 +44,20 @@ class PythonDataset final : public Source {
   bool Changed() const override { return !of_object_; }
 
   std::unique_ptr<Maker> MakeMaker(Cancelled cancelled) const override {
+    if (records_->iterators > 0) {
+      return MakePythonIterators(records_, std::move(cancelled));
+    }
     // Relaxed: only counted.
     const uint32_t index = next_index_.fetch_add(1, std::memory_order_relaxed);
     return (of_object_ ? MakePythonBatches : MakePythonRows)(
         records_, index, std::move(cancelled));
   }
   uint64_t wait_ns() const override { return PythonWaitNs(records_->options); }
-  uint32_t processes() const override { return processes_; }
+  bool in_order() const override { return records_->iterators > 0; }
+  // One worker asks all iterators.
+  uint32_t processes() const override {
+    return records_->iterators > 0 ? 1 : processes_;
+  }
 
  private:
   const std::shared_ptr<const PythonRecords> records_;
@@ -60,8 +67,8 @@ class PythonDataset final : public Source {
 };
 
 // What the template says of the dataset.
-Status ReadDescription(const std::string& text, PythonRecords* records,
-                       bool* forks) {
+Status ReadDescription(const std::string& text, GrowingMemory* memory,
+                       PythonRecords* records, bool* forks) {
   const nlohmann::json described =
       nlohmann::json::parse(text, nullptr, /*allow_exceptions=*/false);
   if (!described.is_object() || !described.contains("structure") ||
@@ -80,6 +87,13 @@ Status ReadDescription(const std::string& text, PythonRecords* records,
     records->features.push_back(
         {features[i], described["features"][i].value("encoded", false)});
   }
+  records->iterators = described.value("iterators", 0u);
+  if (records->iterators > kProcessesMax) {
+    return InvalidArgumentError("it has more than {} iterators", kProcessesMax);
+  }
+  const uint64_t begin = described.value("begin", uint64_t{0});
+  PENSTOCK_RETURN_IF_ERROR(memory->Follow(begin));
+  records->begin.assign(reinterpret_cast<const char*>(memory->data()), begin);
   records->argument["features"] = described["features"];
   records->argument["structure"] = described["structure"];
   return OkStatus();
@@ -208,7 +222,8 @@ OpenedSource PythonDatasetSource::Open(OpenProgress* progress,
   }
   if (!process.ok()) return prepend(process.status());
   bool forks = false;
-  Status status = ReadDescription((*process)->greeting(), &records, &forks);
+  Status status =
+      ReadDescription((*process)->greeting(), &memory, &records, &forks);
   if (status.ok() && !of_object) status = LayOutColumns(&records);
   if (!status.ok()) return prepend(status);
   if (forks && !records.parent) {

@@ -1,8 +1,8 @@
-"""Makes records of a map-style dataset of Python: `dataset[i]`.
+"""Makes records of a dataset of Python: `dataset[i]`, or what it iterates over.
 
 Its argument: see PythonDatasetSource::Open. What it makes of the samples: the
 columns of python_rows.py, of a dataset that a factory gives, or the batches of
-python_batches.py, of a pickled one. As a template it says what the dataset has,
+python_batches.py, of a pickled one, or of python_iterators.py, of an iterable one. As a template it says what the dataset has,
 and by "forks" whether processes can be forked from it.
 
 Random numbers: `random`, `numpy.random` and torch's generator of the CPU are
@@ -85,10 +85,17 @@ class Opened(typing.NamedTuple):
     worker_init_fn: object = None
     seed: int = 0  # of the job
     on_error: str = "fail"
+    # What an iterable dataset has.
+    iterable: bool = False
+    drop_last: bool = False
+    begin: bytes = b""  # a position that a batch came with
+    without_rows: object = None  # a function of a batch and its rows
 
     def begin_worker(self, options):
         """What PyTorch tells the dataset in a worker, before the first sample."""
         index = options["index"]
+        if self.iterable and options["processes"] == 0:
+            return  # as in the main process
         # A number that is tuned may exceed that of processors.
         count = options["processes"] or max(len(os.sched_getaffinity(0)), index + 1)
         index %= count  # another one takes the place of one that ended
@@ -142,12 +149,15 @@ def length_of(dataset):
     return length
 
 
-def check_map_style(dataset):
+def check_map_style(opened):
+    dataset = opened.dataset
     kind = type(dataset).__name__
+    if opened.iterable:
+        return
     if not hasattr(type(dataset), "__getitem__"):
-        what = ("an IterableDataset has no positions to shuffle or resume: put its "
-                "rows with penstock.producer" if hasattr(dataset, "__iter__")
-                else "wanted a map-style dataset")
+        what = ("an iterable dataset has no positions to shuffle: give it to "
+                "penstock.torch.DataLoader, or put its rows with penstock.producer"
+                if hasattr(dataset, "__iter__") else "wanted a map-style dataset")
         raise TypeError(f"{kind} has no __getitem__: {what}")
     if not hasattr(dataset, "__len__"):
         raise TypeError(f"{kind} has no __len__: the order is one of all positions")
@@ -300,8 +310,8 @@ def template(options):
     import numpy  # which may start threads
     before = files_and_threads()
     loaded = open_dataset(options)
-    check_map_style(loaded.dataset)
-    describe = describe_rows if options["object"] is None else describe_batches
+    check_map_style(loaded)
+    describe = describe_of(options, loaded)
     forks = files_and_threads() == before
     described = {"forks": forks}
     if forks:
@@ -314,17 +324,25 @@ def template(options):
     return json.dumps(described).encode(), forks
 
 
+def describe_of(options, opened):
+    if options["object"] is None:
+        return describe_rows
+    return describe_iterators if opened.iterable else describe_batches
+
+
 def prepare(options):
     opened = loaded or open_dataset(options)
-    check_map_style(opened.dataset)
+    check_map_style(opened)
     if "torch" in sys.modules:  # threads of a pool do not survive a fork
         sys.modules["torch"].set_num_threads(1)
     if options["template"]:  # a program's, which forks
         return json.dumps({"forks": True,
-                           **describe_batches(opened, options)}).encode(), None
+                           **describe_of(options, opened)(opened, options)}
+                          ).encode(), None
     opened.begin_worker(options)
     growth = Growth(type(opened.dataset).__name__, options["growth_bytes"])
-    made = Rows if options["object"] is None else Batches
+    made = (Rows if options["object"] is None else
+            Iterators if opened.iterable else Batches)
     return b"", made(opened, options, growth).make
 
 

@@ -29,11 +29,18 @@ struct PythonRecords {
   uint64_t length = 0;
   RawSpec features;
 
+  // What an iterable dataset has.
+  uint32_t iterators = 0;
+  std::string begin;  // the position that a job begins at (python_iterators.cc)
+
   // Samples in columns.
   std::vector<uint64_t> columns;  // their offsets
   uint64_t heap = 0;              // its offset
   uint64_t rows = 0;              // in the columns
 };
+
+// The offset of the heap in the memory of whole batches.
+inline constexpr size_t kPythonHeap = 64;
 
 // Places the columns of rows; InvalidArgument or ResourceExhausted: they are
 // too large.
@@ -47,6 +54,10 @@ std::unique_ptr<Source::Maker> MakePythonRows(
 std::unique_ptr<Source::Maker> MakePythonBatches(
     std::shared_ptr<const PythonRecords> records, uint32_t index,
     Cancelled cancelled);
+
+// Whole batches, by iterators in turn (python_iterators.py).
+std::unique_ptr<Source::Maker> MakePythonIterators(
+    std::shared_ptr<const PythonRecords> records, Cancelled cancelled);
 
 // Waits for a file that a program is still writing; NotFound: it does not come.
 Status AwaitFile(const std::string& path, const Cancelled& cancelled);

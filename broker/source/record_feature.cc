@@ -7,6 +7,7 @@
 #include <nlohmann/json.hpp>
 
 #include "broker/io/read.h"
+#include "broker/source/json_lines.h"
 #include "broker/source/number.h"
 #include "broker/source/text_field.h"
 
@@ -34,14 +35,15 @@ Status ReadDefault(const YamlValue& value, RecordFeature* feature) {
 }
 
 Status ReadFeature(const YamlValue& value, const std::string& key_word,
-                   bool with_default, RecordFeature* feature) {
+                   const std::vector<std::string_view>& more,
+                   RecordFeature* feature) {
   static const ValueType<DType> dtype = AnyDType();
   static const ValueType<std::vector<int64_t>> shape = Shape();
   static const ValueType<uint64_t> max_bytes =
       WholeNumber<uint64_t>(1, kRecordBytesMax);
   std::vector<std::string_view> known = {key_word, "encoded", "dtype", "shape",
                                          "max_bytes"};
-  if (with_default) known.push_back("default");
+  known.insert(known.end(), more.begin(), more.end());
   PENSTOCK_RETURN_IF_ERROR(value.CheckMapping(
       known, "a mapping with encoded: true, or dtype and shape, or max_bytes"));
   const YamlValue key = value.Optional(key_word);
@@ -50,6 +52,14 @@ Status ReadFeature(const YamlValue& value, const std::string& key_word,
                             value.OneOf({"encoded", "dtype", "max_bytes"}));
   const YamlValue shape_value = value.Optional("shape");
   const YamlValue default_value = value.Optional("default");
+  const YamlValue pointer = value.Optional("pointer");
+  if (pointer.present()) {
+    if (given == "encoded") return pointer.Error("is not for a picture");
+    PENSTOCK_RETURN_IF_ERROR(pointer.String(&feature->pointer.emplace()));
+    if (!PointerTokens(*feature->pointer)) {
+      return pointer.Wanted("a JSON pointer, as /label or /boxes/0");
+    }
+  }
   if (given == "dtype") {
     feature->kind = RecordFeature::Kind::kValues;
     PENSTOCK_RETURN_IF_ERROR(
@@ -89,6 +99,7 @@ Status ReadFeature(const YamlValue& value, const std::string& key_word,
 Json FeatureToJson(const RecordFeature& feature, const std::string& key_word) {
   Json json = Json::object();
   if (!feature.key.empty()) json[key_word] = feature.key;
+  if (feature.pointer) json["pointer"] = *feature.pointer;
   switch (feature.kind) {
     case RecordFeature::Kind::kEncoded:
       json["encoded"] = true;
@@ -110,41 +121,41 @@ Json FeatureToJson(const RecordFeature& feature, const std::string& key_word) {
 
 }  // namespace
 
-ValueType<RecordFeatures> RecordFeaturesType(std::string key_word,
-                                             bool with_default) {
-  return {Features().wanted,
-          [key_word, with_default](const YamlValue& value, std::string_view,
-                                   RecordFeatures* out) {
-            PENSTOCK_RETURN_IF_ERROR(CheckFeatureNames(value));
-            for (size_t i = 0; i < value.size(); ++i) {
-              RecordFeature& feature = out->emplace_back();
-              feature.feature.name = value.Key(i);
-              PENSTOCK_RETURN_IF_ERROR(
-                  ReadFeature(value.Required(feature.feature.name), key_word,
-                              with_default, &feature));
-            }
-            for (const RecordFeature& each : *out) {
-              if (each.kind == RecordFeature::Kind::kText &&
-                  std::any_of(out->begin(), out->end(),
-                              [&each](const RecordFeature& other) {
-                                return other.feature.name ==
-                                       each.feature.name + "_bytes";
-                              })) {
-                return value.Error(Format(
-                    "'{0}_bytes' is the length of the text '{0}': call that "
-                    "feature otherwise",
-                    each.feature.name));
-              }
-            }
-            return OkStatus();
-          },
-          [key_word](const RecordFeatures& features, Json* out) {
-            if (features.empty()) return;
-            *out = Json::object();
-            for (const RecordFeature& each : features) {
-              (*out)[each.feature.name] = FeatureToJson(each, key_word);
-            }
-          }};
+ValueType<RecordFeatures> RecordFeaturesType(
+    std::string key_word, std::vector<std::string_view> more) {
+  return {
+      Features().wanted,
+      [key_word, more](const YamlValue& value, std::string_view,
+                       RecordFeatures* out) {
+        PENSTOCK_RETURN_IF_ERROR(CheckFeatureNames(value));
+        for (size_t i = 0; i < value.size(); ++i) {
+          RecordFeature& feature = out->emplace_back();
+          feature.feature.name = value.Key(i);
+          PENSTOCK_RETURN_IF_ERROR(ReadFeature(
+              value.Required(feature.feature.name), key_word, more, &feature));
+        }
+        for (const RecordFeature& each : *out) {
+          if (each.kind == RecordFeature::Kind::kText &&
+              std::any_of(out->begin(), out->end(),
+                          [&each](const RecordFeature& other) {
+                            return other.feature.name ==
+                                   each.feature.name + "_bytes";
+                          })) {
+            return value.Error(
+                Format("'{0}_bytes' is the length of the text '{0}': call that "
+                       "feature otherwise",
+                       each.feature.name));
+          }
+        }
+        return OkStatus();
+      },
+      [key_word](const RecordFeatures& features, Json* out) {
+        if (features.empty()) return;
+        *out = Json::object();
+        for (const RecordFeature& each : features) {
+          (*out)[each.feature.name] = FeatureToJson(each, key_word);
+        }
+      }};
 }
 
 RawSpec RawSpecOf(const RecordFeatures& features) {

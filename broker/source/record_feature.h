@@ -25,6 +25,8 @@ struct RecordFeature {
   Feature feature;
   std::string key;  // its name in the record; "": the same
   Kind kind = Kind::kValues;
+  // Where a JSON document has it (RFC 6901); nullopt: it is the whole part.
+  std::optional<std::string> pointer;
   // Stands for each value where the record has none.
   std::optional<std::variant<int64_t, double>> otherwise;
   bool operator==(const RecordFeature&) const = default;
@@ -36,9 +38,10 @@ struct RecordFeature {
 using RecordFeatures = std::vector<RecordFeature>;
 
 // {NAME: {encoded: true} or {dtype, shape, default} or {max_bytes}, ...}, each
-// with key_word, the word for the name in the record.
-ValueType<RecordFeatures> RecordFeaturesType(std::string key_word,
-                                             bool with_default);
+// with key_word, the word for the name in the record; more: "default",
+// "pointer", where the source takes them.
+ValueType<RecordFeatures> RecordFeaturesType(
+    std::string key_word, std::vector<std::string_view> more);
 
 // What features become in a row: text is followed by NAME_bytes, int64.
 RawSpec RawSpecOf(const RecordFeatures& features);

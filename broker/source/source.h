@@ -159,6 +159,9 @@ class Source {
   virtual std::unique_ptr<Maker> MakeMaker(Cancelled) const { return nullptr; }
   // The longest that Make waits; 0: there is no Maker.
   virtual uint64_t wait_ns() const { return 0; }
+  // Records that are asked for in another order than that of a pass cost much
+  // more.
+  virtual bool in_order() const { return false; }
   // How many workers make records; 0: as many as there are.
   virtual uint32_t processes() const { return 0; }
 

@@ -175,7 +175,7 @@ const Declaration<TfrecordSource>& TfrecordSource::Declared() {
                     std::string(kFilesText) + "; not compressed as a whole")
           .Optional(
               "features", &TfrecordSource::features,
-              RecordFeaturesType("key", true),
+              RecordFeaturesType("key", {"default"}),
               "{NAME: {encoded: true}} of a picture, {NAME: {dtype, shape}} of "
               "numbers or raw bytes, {NAME: {max_bytes}} of text; with `key`, "
               "its name in the record (NAME), and for numbers `default`, the "

@@ -1,9 +1,13 @@
 // What is a sample, and which member has which name, is as in webdataset
 // (github.com/webdataset/webdataset, tariterators), but for one thing: the
 // members of a sample need not be neighbours within their file.
+#include <fnmatch.h>
+
 #include <algorithm>
 #include <array>
+#include <cstring>
 #include <map>
+#include <memory>
 #include <set>
 #include <unordered_map>
 
@@ -11,8 +15,10 @@
 #include "broker/index/values.h"
 #include "broker/io/read.h"
 #include "broker/source/indexed_source.h"
+#include "broker/source/json_lines.h"
 #include "broker/source/kinds.h"
 #include "broker/source/npy_header.h"
+#include "broker/source/number.h"
 #include "broker/source/tar_scan.h"
 #include "common/layout.h"
 #include "common/printable.h"
@@ -40,11 +46,14 @@ struct MemberName {
   std::string extension;  // in small letters
 };
 
-// Split at the first dot of the last component. False: it belongs to no sample.
-bool SplitName(std::string_view name, MemberName* out) {
+using Extension = WebdatasetSource::Extension;
+
+// Split at a dot of the last component. False: it belongs to no sample.
+bool SplitName(std::string_view name, Extension extension, MemberName* out) {
   const size_t base = name.rfind('/') + 1;  // 0 without a slash
-  const size_t dot = name.find('.', base);
-  if (dot == name.npos || dot == base) return false;
+  const size_t dot = extension == Extension::kFirstDot ? name.find('.', base)
+                                                       : name.rfind('.');
+  if (dot == name.npos || dot <= base) return false;
   // Shards may describe themselves so.
   if (base == 0 && name.starts_with("__") && name.ends_with("__")) return false;
   out->sample = name.substr(0, dot);
@@ -53,6 +62,12 @@ bool SplitName(std::string_view name, MemberName* out) {
     if (c >= 'A' && c <= 'Z') c = static_cast<char>(c - 'A' + 'a');
   }
   return true;
+}
+
+// Whether an extension is meant by one of a feature, which may be a pattern.
+bool Matches(const std::string& wanted, const std::string& extension) {
+  if (wanted.find_first_of("*?[") == wanted.npos) return wanted == extension;
+  return fnmatch(wanted.c_str(), extension.c_str(), 0) == 0;
 }
 
 struct FoundMember {
@@ -76,7 +91,11 @@ class SampleScan {
         const std::optional<uint64_t> odd_end,
         ForEachTarMember(
             file_, [this](const TarMember& member) { return Take(member); }));
-    if (odd_end) records_->EndsOddly(*odd_end);
+    if (odd_end) {  // perhaps members are missing for that
+      records_->EndsOddly(*odd_end);
+    } else {
+      PENSTOCK_RETURN_IF_ERROR(CheckSome());
+    }
     const size_t features = alternatives_.size();
     for (size_t sample = 0; sample < numbers_.size(); ++sample) {
       const auto members =
@@ -93,6 +112,31 @@ class SampleScan {
   }
 
  private:
+  // InvalidArgument: no sample of the file has a member, which is another
+  // mistake than that of a sample.
+  Status CheckSome() const {
+    if (numbers_.empty() || spec_.on_missing == OnMissing::kSkip) {
+      return OkStatus();
+    }
+    for (size_t i = 0; i < alternatives_.size(); ++i) {
+      if (spec_.features[i].otherwise) continue;
+      bool some = false;
+      for (size_t at = i; at < found_.size() && !some;
+           at += alternatives_.size()) {
+        some = found_[at].offset != FileRecords::kAbsent;
+      }
+      if (some) continue;
+      return InvalidArgumentError(
+          "{}: no sample has the member {}: the first one, '{}', has {}{}",
+          file_->path(), spec_.features[i].key_or_name(),
+          Printable(first_sample_), Printable(first_members_),
+          spec_.extension == Extension::kFirstDot && some_at_last_dot_
+              ? "; `extension: last_dot` lets it begin at a name's last dot"
+              : "");
+    }
+    return OkStatus();
+  }
+
   bool IsComplete(std::span<const FoundMember> members) const {
     for (size_t i = 0; i < members.size(); ++i) {
       if (members[i].offset == FileRecords::kAbsent &&
@@ -105,8 +149,9 @@ class SampleScan {
 
   Status Take(const TarMember& member) {
     MemberName name;
-    if (!SplitName(member.name, &name)) return OkStatus();
+    if (!SplitName(member.name, spec_.extension, &name)) return OkStatus();
     const size_t features = alternatives_.size();
+    NoteForError(member, name);
     // Most members follow one of their sample.
     if (name.sample != last_sample_ || numbers_.empty()) {
       last_sample_ = name.sample;
@@ -123,23 +168,43 @@ class SampleScan {
     for (size_t i = 0; i < features; ++i) {
       const std::vector<std::string>& wanted = alternatives_[i];
       const auto alternative = static_cast<size_t>(
-          std::find(wanted.begin(), wanted.end(), name.extension) -
+          std::find_if(wanted.begin(), wanted.end(),
+                       [&name](const std::string& each) {
+                         return Matches(each, name.extension);
+                       }) -
           wanted.begin());
       if (alternative == wanted.size()) continue;
       FoundMember& found = found_[last_ * features + i];
       if (found.offset != FileRecords::kAbsent) {
         if (alternative == found.alternative) {
           return DataLossError(
-              "{}, offset {}: member '{}' comes twice; names of samples must "
-              "differ within a file",
-              file_->path(), member.header,
-              Printable(std::string(member.name)));
+              "{}, offset {}: member '{}' comes twice, as {}; names of samples "
+              "must differ within a file, and a pattern match one member",
+              file_->path(), member.header, Printable(std::string(member.name)),
+              wanted[alternative]);
         }
         if (alternative > found.alternative) continue;
       }
       found = {member.offset, member.bytes, alternative};
     }
     return OkStatus();
+  }
+
+  // What the first sample has, and whether its extensions begin elsewhere.
+  void NoteForError(const TarMember& member, const MemberName& name) {
+    constexpr size_t kMembersMax = 400;  // characters
+    if (numbers_.empty()) first_sample_ = name.sample;
+    if (name.sample != first_sample_) return;
+    if (first_members_.size() < kMembersMax) {
+      first_members_ += (first_members_.empty() ? "" : ", ") + name.extension;
+    }
+    MemberName last;
+    if (!SplitName(member.name, Extension::kLastDot, &last)) return;
+    for (const std::vector<std::string>& wanted : alternatives_) {
+      some_at_last_dot_ |= last.extension != name.extension &&
+                           std::find(wanted.begin(), wanted.end(),
+                                     last.extension) != wanted.end();
+    }
   }
 
   const WebdatasetSource& spec_;
@@ -150,12 +215,16 @@ class SampleScan {
   std::vector<FoundMember> found_;  // of each sample's features
   std::string last_sample_;
   size_t last_ = 0;
+  std::string first_sample_;
+  std::string first_members_;
+  bool some_at_last_dot_ = false;
 };
 
 // What an index depends on besides the files.
 std::string OptionsOf(const WebdatasetSource& spec) {
   const bool skips = spec.on_missing == OnMissing::kSkip;
   std::string options = skips ? "skip" : "error";
+  if (spec.extension == Extension::kLastDot) options += " last_dot";
   for (const RecordFeature& each : spec.features) {
     options += Format("\n{}{}", each.key_or_name(),
                       skips && each.otherwise ? " or default" : "");
@@ -281,9 +350,9 @@ class MemberProposal {
   std::map<std::string, Seen, std::less<>> seen_;  // by extension
 };
 
-Status AskFeaturesError(const FilePatterns& files, OpenProgress* progress) {
+Status AskFeaturesError(const WebdatasetSource& spec, OpenProgress* progress) {
   PENSTOCK_ASSIGN_OR_RETURN(const DataFiles found,
-                            DataFiles::Open(files, *progress));
+                            DataFiles::Open(spec.files, *progress));
   const DataFile& file = found[0];
   MemberProposal proposal;
   std::array<std::byte, kNpyHeaderBytesMax> head;
@@ -291,7 +360,8 @@ Status AskFeaturesError(const FilePatterns& files, OpenProgress* progress) {
   const auto scan =
       ForEachTarMember(&scanned, [&](const TarMember& member) -> Status {
         MemberName name;
-        if (!SplitName(member.name, &name) || !proposal.Wants(name.sample)) {
+        if (!SplitName(member.name, spec.extension, &name) ||
+            !proposal.Wants(name.sample)) {
           return OkStatus();
         }
         PENSTOCK_ASSIGN_OR_RETURN(
@@ -317,6 +387,8 @@ class Webdataset final : public IndexedSource {
                                          : std::vector<std::byte>());
       numbers_.push_back(IsNumberMember(each));
       room_ += RoomOf(each);
+      json_.push_back(each.pointer ? std::make_unique<JsonField>(each)
+                                   : nullptr);
     }
   }
 
@@ -411,7 +483,8 @@ class Webdataset final : public IndexedSource {
       case RecordFeature::Kind::kText:
         return TextBytes(feature);
       case RecordFeature::Kind::kValues:
-        return sizeof(int64_t);  // of a number in text
+        return feature.pointer ? feature.feature.RowBytes()
+                               : sizeof(int64_t);  // of a number in text
       case RecordFeature::Kind::kEncoded:
         break;
     }
@@ -457,6 +530,7 @@ class Webdataset final : public IndexedSource {
   Status Take(size_t i, std::span<const std::byte> member,
               std::span<std::byte> room, RawRecord* raw) const {
     const RecordFeature& feature = features_[i];
+    if (json_[i]) return json_[i]->Take(member, room, raw);
     switch (feature.kind) {
       case RecordFeature::Kind::kEncoded:
         if (member.empty()) return DataLossError("it is empty");
@@ -477,8 +551,24 @@ class Webdataset final : public IndexedSource {
       case RecordFeature::Kind::kValues:
         break;
     }
-    if (numbers_[i]) return TakeNumber(feature.feature, member, room, raw);
     if (IsNpy(member)) return TakeNpy(feature.feature, member, raw);
+    if (numbers_[i] || MayBeText(feature.feature)) {
+      const std::string_view text = Trimmed(member);
+      if (StoreNumberText(text, feature.feature.dtype, room.data())) {
+        raw->push_back(room.first(DTypeBytes(feature.feature.dtype)));
+        return OkStatus();
+      }
+      if (numbers_[i] || member.size() != feature.feature.RowBytes()) {
+        return DataLossError(
+            "wanted a number that fits {}, found '{}'{}",
+            DTypeName(feature.feature.dtype),
+            Printable(std::string(text.substr(0, 40))),
+            text.empty() || !LooksLikeText(text)
+                ? ""
+                : "; a word is taken as text (`max_bytes: 64`), which "
+                  "`map: [{lookup: ...}]` makes a number");
+      }
+    }
     if (member.size() != feature.feature.RowBytes()) {
       return DataLossError("wanted {} bytes of {}, or a .npy file, found {}",
                            feature.feature.RowBytes(),
@@ -488,23 +578,17 @@ class Webdataset final : public IndexedSource {
     return OkStatus();
   }
 
-  static Status TakeNumber(const Feature& feature,
-                           std::span<const std::byte> member,
-                           std::span<std::byte> room, RawRecord* raw) {
+  // Raw bytes of a smaller dtype could be the digits of a number.
+  static bool MayBeText(const Feature& feature) {
+    return feature.shape.empty() && DTypeBytes(feature.dtype) >= 4;
+  }
+
+  static std::string_view Trimmed(std::span<const std::byte> member) {
     std::string_view text(reinterpret_cast<const char*>(member.data()),
                           member.size());
     constexpr std::string_view kSpace = " \t\r\n";
     text.remove_prefix(std::min(text.find_first_not_of(kSpace), text.size()));
-    text = text.substr(0, text.find_last_not_of(kSpace) + 1);
-    int64_t number = 0;
-    if (!ParseNumber(text, &number) ||
-        !StoreNumber(number, feature.dtype, room.data())) {
-      return DataLossError("wanted a whole number that fits {}, found '{}'",
-                           DTypeName(feature.dtype),
-                           Printable(std::string(text.substr(0, 40))));
-    }
-    raw->push_back(room.first(DTypeBytes(feature.dtype)));
-    return OkStatus();
+    return text.substr(0, text.find_last_not_of(kSpace) + 1);
   }
 
   static Status TakeNpy(const Feature& feature,
@@ -528,7 +612,48 @@ class Webdataset final : public IndexedSource {
     return OkStatus();
   }
 
+  // A value of a member that is a JSON document.
+  class JsonField {
+   public:
+    explicit JsonField(const RecordFeature& feature)
+        : rows_({{feature.feature.name, FieldOf(feature)}}, LongerText::kFail),
+          pointers_({*PointerTokens(*feature.pointer)}) {}
+
+    Status Take(std::span<const std::byte> member, std::span<std::byte> room,
+                RawRecord* raw) const {
+      thread_local std::vector<std::byte> scratch;
+      PENSTOCK_RETURN_IF_ERROR(ParseJsonLine(
+          {reinterpret_cast<const char*>(member.data()), member.size()}, rows_,
+          pointers_, &scratch));
+      std::memcpy(room.data(), scratch.data(), rows_.bytes());
+      RawRecord values;
+      rows_.Point(room.first(rows_.bytes()), &values);
+      raw->insert(raw->end(), values.begin(), values.end());
+      return OkStatus();
+    }
+
+   private:
+    static TextField FieldOf(const RecordFeature& feature) {
+      TextField field;
+      if (feature.kind == RecordFeature::Kind::kText) {
+        field.max_bytes = feature.feature.shape[0];
+        return field;
+      }
+      field.dtype = feature.feature.dtype;
+      field.shape = feature.feature.shape;
+      if (feature.otherwise) {
+        field.fallback = DefaultBytes(feature);
+        field.fallback->resize(DTypeBytes(*field.dtype));
+      }
+      return field;
+    }
+
+    const FieldRows rows_;
+    const std::vector<std::vector<std::string>> pointers_;
+  };
+
   const RecordFeatures features_;
+  std::vector<std::unique_ptr<JsonField>> json_;  // by feature
   std::vector<std::vector<std::byte>> defaults_;  // by feature
   std::vector<bool> numbers_;                     // by feature: written as text
   uint64_t room_ = 0;
@@ -553,13 +678,19 @@ const Declaration<WebdatasetSource>& WebdatasetSource::Declared() {
                     std::string(kFilesText) + "; not compressed as a whole")
           .Optional(
               "features", &WebdatasetSource::features,
-              RecordFeaturesType("member", true),
+              RecordFeaturesType("member", {"default", "pointer"}),
               "{NAME: {encoded: true}} of a picture, {NAME: {dtype, shape}} of "
-              "a number in text (cls), an array (npy) or raw bytes, {NAME: "
-              "{max_bytes}} of text; with `member`, its extension or several "
-              "by preference (jpg;png; NAME), and for numbers `default`, the "
-              "values where a sample lacks it (an error of the sample). Left "
-              "out, an error proposes them")
+              "a number in text (cls; any of 4 bytes or more), an array (npy) "
+              "or raw bytes, {NAME: {max_bytes}} of text; with `member`, its "
+              "extension, a pattern (*.jpg) or several by preference (jpg;png; "
+              "NAME), `pointer`, where a JSON member has it (/label), and for "
+              "numbers `default`, the values where a sample lacks it (an error "
+              "of the sample). Left out, an error proposes them")
+          .Optional("extension", &WebdatasetSource::extension,
+                    Words<Extension>({{"first_dot", Extension::kFirstDot},
+                                      {"last_dot", Extension::kLastDot}}),
+                    "where it begins in a name: 0001.seg.png has seg.png, "
+                    "22.05.jpg with last_dot has jpg")
           .Optional("on_missing", &WebdatasetSource::on_missing,
                     OnMissingType(),
                     "a sample without such a member is an error (on_error "
@@ -569,7 +700,7 @@ const Declaration<WebdatasetSource>& WebdatasetSource::Declared() {
 }
 
 OpenedSource WebdatasetSource::Open(OpenProgress* progress) const {
-  if (features.empty()) return AskFeaturesError(files, progress);
+  if (features.empty()) return AskFeaturesError(*this, progress);
   const RecordScanner scanner = {
       .kind = "webdataset",
       .options = OptionsOf(*this),
@@ -579,7 +710,7 @@ OpenedSource WebdatasetSource::Open(OpenProgress* progress) const {
       }};
   for (const RecordFeature& each : features) {
     if (each.kind == RecordFeature::Kind::kValues && IsNumberMember(each) &&
-        !each.feature.shape.empty()) {
+        !each.feature.shape.empty() && !each.pointer) {
       return InvalidArgumentError(
           "webdataset: feature '{}': member {} holds one number in text: write "
           "`shape: []`",

@@ -124,6 +124,8 @@ class RankReader {
   Status CheckProcess() const;  // not a forked child
   // Whether its rows of these sizes fit into the slot.
   bool Fits(const Session& session, const Cell& cell) const;
+  // Waits for one that is about to listen.
+  void AwaitBroker(Clock::time_point until) const;
   // Opens a session with this request and resets the reader to its answer.
   Status Open(nlohmann::json request, Deadline deadline);
   Status ReadAnswer(Message answer, Session* session);

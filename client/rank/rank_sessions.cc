@@ -6,6 +6,7 @@
 #include <sys/timerfd.h>
 
 #include <algorithm>
+#include <thread>
 
 #include "client/attach/fork.h"
 #include "client/attach/own_broker.h"
@@ -68,6 +69,9 @@ StatusOr<std::unique_ptr<RankReader>> RankReader::Attach(
   reader->cancelled_ = options.cancelled;
   nlohmann::json first = reader->request_;
   first.update(request.start);
+  if (options.wait_s > 0) {
+    reader->AwaitBroker(Clock::now() + DurationOf(options.wait_s));
+  }
   const Status opened = reader->Open(first, deadline);
   if (!reader->lost_) {
     PENSTOCK_RETURN_IF_ERROR(opened);
@@ -83,6 +87,17 @@ StatusOr<std::unique_ptr<RankReader>> RankReader::Attach(
       "the broker died while a rank was attaching and did not come back within "
       "{} s (timeout_s): {}",
       options.timeout_s, opened.message());
+}
+
+void RankReader::AwaitBroker(Clock::time_point until) const {
+  constexpr std::chrono::milliseconds kLook{50};
+  while (Clock::now() < until && !Cancelled()) {
+    const StatusCode code = ConnectControl(socket_, until).status().code();
+    if (code != StatusCode::kNotFound && code != StatusCode::kUnavailable) {
+      return;
+    }
+    std::this_thread::sleep_for(kLook);
+  }
 }
 
 Status RankReader::Open(nlohmann::json request, Deadline deadline) {

@@ -173,7 +173,7 @@ DAMAGE = {
     tokens: r"tokens\.bin, offset 160: token 3 of the sequence does not fit into int32",
     npy: r"a\.npy, row 5 \(offset 148\): feature 'a': byte 0 of its row is 7",
     tfrecord: r"a\.tfrecord, record 5 at offset \d+: the checksum of its data is wrong",
-    webdataset: r"a\.tar, sample 5 at offset \d+: member cls: wanted a whole number",
+    webdataset: r"a\.tar, sample 5 at offset \d+: member cls: wanted a number",
     python: r"squares:Squares\[5\]: .*ValueError: no such square",
 }
 

@@ -1,5 +1,6 @@
 """The examples, run as a user runs them."""
 
+import gzip
 import os
 import pathlib
 import re
@@ -7,6 +8,7 @@ import shutil
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 
 EXAMPLES = (pathlib.Path(__file__).parent.parent.parent
@@ -45,6 +47,19 @@ def test_a_producer_and_its_ranks():
     found = re.findall(r"(\d+) rows, squared error ([\d.]+)", output)
     assert sum(int(rows) for rows, _ in found) == 64_000
     assert all(float(error) < 0.01 for _, error in found)
+
+
+def test_outputs_are_in_the_order_of_the_samples(tmp_path):
+    out = tmp_path / "scores.f32"
+    code, output = run("--ranks", "3", "--", "python3", "inference.py", "--out", str(out))
+    assert code == 0
+    found = re.findall(r"(\d+) pictures, (\d+) right", output)
+    assert sum(int(rows) for rows, _ in found) == 10_000
+    with gzip.open("/usr/share/datasets/fashion-mnist/t10k-labels-idx1-ubyte.gz") as file:
+        labels = np.frombuffer(file.read(), np.uint8, offset=8)
+    scores = np.fromfile(out, np.float32).reshape(10_000, 10)
+    right = int((scores.argmax(axis=1) == labels).sum())
+    assert right == sum(int(each) for _, each in found) > 6_000
 
 
 def test_mpirun_says_the_ranks():

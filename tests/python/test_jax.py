@@ -1,5 +1,8 @@
 """JAX on the CPU: arrays share a batch's memory and keep the batch."""
 
+import subprocess
+import sys
+
 import numpy as np
 import penstock
 import pytest
@@ -66,3 +69,31 @@ def test_batches_that_the_program_holds_are_not_waited_for(attach):
     with pytest.raises(penstock.ResourceExhausted, match="hold:"):
         reader.next()
     del held
+
+
+DEVICES = """
+import os
+os.environ["XLA_FLAGS"] = "--xla_force_host_platform_device_count=4"
+import jax, numpy as np, penstock, sys
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+data = penstock.Dataset.tensors(
+    {"x": np.arange(48, dtype=np.float32).reshape(24, 2)}).batch(8, last="drop")
+devices = np.array(jax.local_devices())
+with penstock.replicas(data, 4, job="mesh", socket=sys.argv[1]) as replicas:
+    for mesh, spec in ((Mesh(devices, "rows"), PartitionSpec("rows")),
+                       (Mesh(devices.reshape(2, 2), ("rows", "model")),
+                        PartitionSpec("rows", "model"))):
+        state = replicas.state_dict()
+        for step, batches in enumerate(replicas):
+            x = penstock.global_arrays(batches, NamedSharding(mesh, spec))["x"]
+            assert x.shape == (8, 2) and len(x.addressable_shards) == 4
+            assert float(jax.jit(lambda x: x.sum())(x)) == sum(range(16 * step, 16 * step + 16))
+            assert np.asarray(x).ravel().tolist() == list(range(16 * step, 16 * step + 16))
+            del batches, x
+        assert step == 2
+        replicas.load_state_dict(state)
+"""
+
+
+def test_a_global_array_of_the_local_replicas(broker):
+    subprocess.run([sys.executable, "-c", DEVICES, broker.socket], check=True, timeout=120)

@@ -362,7 +362,7 @@ def test_a_length_that_is_too_short(attach):
 @pytest.mark.parametrize("factory, says", [
     ("empty", "list is empty: its length is 0"),
     ("a_number", "int has no __getitem__: wanted a map-style dataset"),
-    ("stream", "an IterableDataset has no positions .*penstock.producer"),
+    ("stream", "an iterable dataset has no positions .*penstock.producer"),
     ("odd_sample", "feature 'value' is object; wanted arrays, tensors"),
     ("complex_sample", r"feature 'value' has dtype complex64: .*view_as_real"),
     ("dates", r"feature 'value' has dtype datetime64\[s\]: .*astype\('int64'\)"),

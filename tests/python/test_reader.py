@@ -309,3 +309,67 @@ def test_labels_that_differ_are_warned_of(attach, tmp_path):
         attach(of("val", "ant", "cat"), job="labels-val")
     # Where it was called: the fixture.
     assert warned[0].filename.endswith("conftest.py")
+
+
+def test_a_broker_that_is_about_to_listen_is_waited_for(tmp_path, broker):
+    link = tmp_path / "socket"
+
+    def listen():
+        time.sleep(0.5)
+        link.symlink_to(broker.socket)
+
+    thread = threading.Thread(target=listen)
+    thread.start()
+    with penstock.attach(penstock.Dataset.range(8).batch(8), 0, 1, job="about",
+                         socket=str(link), wait_s=30) as reader:
+        assert [batch.rows for batch in reader] == [8]
+    thread.join()
+    with pytest.raises(penstock.Error, match="no broker"):
+        penstock.attach(penstock.Dataset.range(8).batch(8), 0, 1,
+                        socket=str(tmp_path / "none"), wait_s=0.2)
+
+
+def test_replicas_of_one_process_share_each_step(broker):
+    data = penstock.Dataset.range(22).batch(8, last="partial").repeat(2)
+    with penstock.replicas(data, 3, job="replicas", socket=broker.socket) as replicas:
+        assert len(replicas) == 3 and replicas.epoch_count == 2
+        steps = [[batch["value"].tolist() for batch in batches] for batches in replicas]
+        assert [sum(step, []) for step in steps] == [
+            list(range(8)), list(range(8, 16)), list(range(16, 22))]
+        assert replicas.epoch == 1
+        for batches in replicas:
+            break
+        state = replicas.state_dict()
+        del batches
+        rest = [[batch["value"].tolist() for batch in batches] for batches in replicas]
+        assert len(rest) == 2
+        with pytest.raises(penstock.FailedPrecondition, match="epochs of this job are over"):
+            next(iter(replicas))
+        replicas.load_state_dict(state)
+        assert rest == [[batch["value"].tolist() for batch in batches]
+                        for batches in replicas]
+
+
+def test_replicas_without_rows_have_empty_batches(broker):
+    data = penstock.Dataset.range(9).batch(4, last="partial")
+    with penstock.replicas(data, 4, job="few", socket=broker.socket) as replicas:
+        assert [[batch.rows for batch in step] for step in replicas] == [
+            [1, 1, 1, 1], [1, 1, 1, 1], [1, 0, 0, 0]]
+    with pytest.raises(penstock.FailedPrecondition, match="split"):
+        penstock.replicas(data, 2, delivery="dynamic")
+
+
+def test_a_function_of_the_input_context_gives_the_dataset(attach):
+    seen = []
+
+    def make(context):
+        seen.append(context)
+        return penstock.Dataset.range(16).batch(
+            per_rank=context.get_per_replica_batch_size(8))
+
+    readers = [attach(make, rank, 2, local_world_size=2) for rank in range(2)]
+    assert [next(iter(reader))["value"].tolist() for reader in readers] == [
+        [0, 1, 2, 3], [4, 5, 6, 7]]
+    assert seen == [penstock.InputContext(2, rank, 2) for rank in range(2)]
+    with pytest.raises(ValueError, match="not divisible by 2"):
+        seen[0].get_per_replica_batch_size(7)

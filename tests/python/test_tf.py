@@ -1,5 +1,8 @@
 """TensorFlow on the CPU: tensors keep their batch, and Keras trains on a tf.data.Dataset."""
 
+import subprocess
+import sys
+
 import numpy as np
 import penstock
 import pytest
@@ -104,3 +107,56 @@ def test_keras_trains_on_it(broker, pairs):
     with pytest.raises(tf.errors.UnknownError, match="all 2 epochs of this job"):
         trained("keras-too-many", False, epochs=3)
     assert trained("keras-steps", True, steps_per_epoch=None) == 2 * [0, 1, 2]
+
+
+def test_its_element_spec_is_the_signature_of_a_function(broker, pairs):
+    import penstock.tf
+
+    data = penstock.tf.dataset(pairs, features=("x", "y"), job="tf-signature",
+                               timeout_s=60)
+
+    @tf.function(input_signature=list(data.element_spec))
+    def step(x, y):
+        return tf.reduce_sum(x) + tf.cast(tf.reduce_sum(y), tf.float32)
+
+    @tf.function
+    def epoch():
+        total = 0.0
+        for x, y in data:
+            total += step(x, y)
+        return total
+
+    assert float(epoch()) == sum(range(24)) + sum(range(12))
+    data.reader.close()
+
+
+REPLICAS = """
+import sys
+import numpy as np
+import penstock
+import tensorflow as tf
+cpu = tf.config.list_physical_devices("CPU")[0]
+tf.config.set_logical_device_configuration(cpu, 3 * [tf.config.LogicalDeviceConfiguration()])
+import penstock.tf
+strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1", "CPU:2"])
+data = penstock.Dataset.range(30).batch(12, last="partial").repeat(2)
+data = penstock.tf.distribute(strategy, data, features=("value",), job="mirrored",
+                              socket=sys.argv[1])
+
+@tf.function
+def train(value):
+    def step(value):
+        return tf.reduce_sum(value)
+    return strategy.reduce("SUM", strategy.run(step, args=(value,)), axis=None)
+
+assert len(data) == 3
+for epoch in range(2):
+    assert [int(train(value)) for value, in data] == [
+        sum(range(12)), sum(range(12, 24)), sum(range(24, 30))]
+data.close()
+"""
+
+
+def test_replicas_of_a_mirrored_strategy(broker):
+    subprocess.run([sys.executable, "-c", REPLICAS, broker.socket], check=True,
+                   timeout=240)

@@ -279,14 +279,6 @@ def test_masks_of_pillow():
             assert mask.numpy().view(np.uint8).max() == 1
 
 
-def test_an_iterable_dataset_is_refused_with_the_way_out():
-    class Rows(data.IterableDataset):
-        def __iter__(self):
-            return iter(())
-
-    with pytest.raises(TypeError, match="penstock.producer"):
-        penstock.torch.DataLoader(Rows())
-
 
 def test_a_state_goes_on_in_the_middle_of_an_epoch():
     loader = penstock.torch.DataLoader(PAIRS, 10, shuffle=True)

@@ -45,7 +45,7 @@ RecordFeatures FeaturesOf(const std::string& yaml) {
   EXPECT_TRUE(document.ok()) << document.status().message();
   const YamlPlace place = {"f", "/"};
   RecordFeatures features;
-  const Status status = RecordFeaturesType("key", true)
+  const Status status = RecordFeaturesType("key", {"default"})
                             .Read(YamlValue(*document, place), &features);
   EXPECT_TRUE(status.ok()) << status.message();
   return features;
@@ -407,7 +407,7 @@ TEST_F(TfrecordTest, ASpecSaysWhatItWants) {
     if (!document.ok()) return document.status().message();
     const YamlPlace place = {"f", "/"};
     RecordFeatures features;
-    return RecordFeaturesType("key", true)
+    return RecordFeaturesType("key", {"default"})
         .Read(YamlValue(*document, place), &features)
         .message();
   };

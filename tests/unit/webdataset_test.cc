@@ -77,11 +77,12 @@ class WebdatasetTest : public testing::Test {
       EXPECT_TRUE(document.ok()) << document.status().message();
       const YamlPlace place = {"f", "/"};
       const Status status =
-          RecordFeaturesType("member", true)
+          RecordFeaturesType("member", {"default", "pointer"})
               .Read(YamlValue(*document, place), &spec.features);
       EXPECT_TRUE(status.ok()) << status.message();
     }
     spec.on_missing = on_missing;
+    spec.extension = extension_;
     return OpenSource(spec, nullptr);
   }
 
@@ -111,6 +112,8 @@ class WebdatasetTest : public testing::Test {
     return features;
   }
 
+  WebdatasetSource::Extension extension_ =
+      WebdatasetSource::Extension::kFirstDot;
   std::string folder_;
   size_t parts_ = 0;  // of the last read
 };
@@ -141,6 +144,81 @@ TEST_F(WebdatasetTest, EveryKindOfMemberHasTheValueThatWasWritten) {
             i == 1 ? std::string(6, '\7') : Format("mask {}", i)));
     EXPECT_EQ(parts_, 1u);
   }
+}
+
+TEST_F(WebdatasetTest, NumbersMayBeTextWhateverTheirMemberIsCalled) {
+  const auto source =
+      Open(Write(Member("a.label", " 3\n") + Member("a.wav.score", "-0.5") +
+                 Member("a.raw", Int64(7)) + Member("a.cls", "2.0") +
+                 Member("a.byte", "1")),
+           "{label: {dtype: int64, shape: []}, s: {member: wav.score, dtype: "
+           "float32, shape: []}, raw: {dtype: int64, shape: []}, cls: {dtype: "
+           "int64, shape: []}, byte: {dtype: uint8, shape: []}}");
+  ASSERT_TRUE(source.ok()) << source.status().message();
+  const float half = -0.5;
+  EXPECT_THAT(Record(**source, 0),
+              ElementsAre(Int64(3),
+                          std::string(reinterpret_cast<const char*>(&half), 4),
+                          Int64(7), Int64(2), "1"));
+}
+
+TEST_F(WebdatasetTest, AClassNameIsToldHowToBecomeANumber) {
+  const auto source =
+      Open(Write(Member("a.cls", "cat")), "{cls: {dtype: int64, shape: []}}");
+  EXPECT_THAT(Record(**source, 0),
+              ElementsAre(AllOf(HasSubstr("found 'cat'"), HasSubstr("lookup"),
+                                HasSubstr("max_bytes"))));
+}
+
+TEST_F(WebdatasetTest, AnExtensionMayBeginAtTheLastDot) {
+  const std::string file =
+      Write(Member("./22.05 (x).jpg", "one") + Member("./22.05 (x).cls", "1") +
+            Member("./22.06.jpg", "two") + Member("./22.06.cls", "2") +
+            std::string(1024, '\0'));
+  EXPECT_THAT(Open(file).status().message(),
+              HasSubstr("no sample has the member jpg;png: the first one, "
+                        "'./22', has 05 (x).jpg, 05 (x).cls, 06.jpg, 06.cls; "
+                        "`extension: last_dot`"));
+  extension_ = WebdatasetSource::Extension::kLastDot;
+  const auto source = Open(file);
+  ASSERT_TRUE(source.ok()) << source.status().message();
+  EXPECT_EQ((*source)->record_count(), 2u);
+  EXPECT_THAT(Record(**source, 1), ElementsAre("two", Int64(2)));
+}
+
+TEST_F(WebdatasetTest, AMemberMayBeAPattern) {
+  const auto source =
+      Open(Write(Member("s.input.jpg", "picture") + Member("s.out.txt", "a b")),
+           "{image: {member: \"*.jpg\", encoded: true}}");
+  ASSERT_TRUE(source.ok()) << source.status().message();
+  EXPECT_THAT(Record(**source, 0), ElementsAre("picture"));
+  EXPECT_THAT(Open(Write(Member("s.a.jpg", "1") + Member("s.b.jpg", "2")),
+                   "{image: {member: \"*.jpg\", encoded: true}}")
+                  .status()
+                  .message(),
+              HasSubstr("'s.b.jpg' comes twice, as *.jpg"));
+}
+
+TEST_F(WebdatasetTest, ValuesOfAJsonMemberAreTakenByPointer) {
+  const auto source = Open(
+      Write(Member("0.json",
+                   "{\n \"label\": 5,\n \"meta\": {\"caption\": \"a cat\", "
+                   "\"box\": [1, 2.5]}}") +
+            Member("1.json", "{\"label\": \"x\"}")),
+      "{y: {member: json, pointer: /label, dtype: int64, shape: []}, t: "
+      "{member: json, pointer: /meta/caption, max_bytes: 8}, box: {member: "
+      "json, pointer: /meta/box, dtype: float64, shape: [2]}, none: {member: "
+      "json, pointer: /none, dtype: int64, shape: [2], default: -1}}");
+  ASSERT_TRUE(source.ok()) << source.status().message();
+  const double box[] = {1, 2.5};
+  EXPECT_THAT(Record(**source, 0),
+              ElementsAre(Int64(5), std::string("a cat\0\0\0", 8), Int64(5),
+                          std::string(reinterpret_cast<const char*>(box), 16),
+                          Int64(-1) + Int64(-1)));
+  EXPECT_THAT(
+      Record(**source, 1),
+      ElementsAre(HasSubstr("sample 1 at offset 1536: member json: field "
+                            "'y': wanted a number, found text")));
 }
 
 TEST_F(WebdatasetTest, WithoutFeaturesAnErrorProposesThem) {
@@ -229,7 +307,7 @@ TEST_F(WebdatasetTest, ValuesThatDoNotFitAreNamed) {
     return Record(**source, 0)[0];
   };
   EXPECT_THAT(error("{cls: {dtype: int64, shape: []}}"),
-              HasSubstr("member cls: wanted a whole number that fits int64, "
+              HasSubstr("member cls: wanted a number that fits int64, "
                         "found 'x7'"));
   EXPECT_THAT(error("{id: {dtype: uint8, shape: []}}"),
               HasSubstr("that fits uint8, found '300'"));

@@ -36,20 +36,23 @@ from penstock.operations import (Operation, affine, at, aug_mix, autocontrast, b
                                  vocabulary)
 from penstock.private_broker import Broker, broker
 from penstock.producer import Producer, producer
-from penstock.reader import EndOfData, EndOfEpoch, Epoch, Reader, attach
+from penstock.reader import (EndOfData, EndOfEpoch, Epoch, InputContext, Reader,
+                             attach)
+from penstock.replicas import Replicas, global_arrays, replicas
 
 __all__ = [
     "Aborted", "AlreadyExists", "Batch", "Broker", "Cancelled", "DataLoss",
     "Dataset", "DeadlineExceeded", "EndOfData", "EndOfEpoch", "Epoch", "Error",
-    "FailedPrecondition", "Features", "Internal", "InvalidArgument", "NotFound",
-    "Operation", "PADDING_ID", "PermissionDenied", "Producer", "Reader",
+    "FailedPrecondition", "Features", "InputContext", "Internal", "InvalidArgument",
+    "NotFound",
+    "Operation", "PADDING_ID", "PermissionDenied", "Producer", "Reader", "Replicas",
     "ResourceExhausted", "TensorSpec", "Unavailable", "__version__", "affine", "at",
     "attach", "aug_mix", "autocontrast", "blur", "broker", "bucketize", "cast",
     "center", "center_pixels", "clip", "color_jitter", "concatenate", "crop",
-    "cutmix", "decode_image", "drop", "equalize", "fit", "flip", "grayscale", "hash",
+    "cutmix", "decode_image", "drop", "equalize", "fit", "flip", "global_arrays", "grayscale", "hash",
     "invert", "label_smoothing", "lookup", "masks", "mixup", "normalize", "one_hot",
     "pad", "pad_sequence", "parse_json", "perspective", "plugin", "posterize", "producer",
     "python", "rand_augment", "random_erasing", "random_pixels", "random_resized",
-    "rename", "rescale", "reshape", "resize", "rotate", "select", "sharpness",
+    "rename", "replicas", "rescale", "reshape", "resize", "rotate", "select", "sharpness",
     "solarize", "timm_rand_augment", "trivial_augment", "vocabulary",
 ]

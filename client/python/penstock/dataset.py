@@ -230,15 +230,18 @@ class Dataset:
     @classmethod
     def webdataset(cls, files: Files,
                    features: Optional[Mapping[str, Any]] = None, *,
+                   extension: Optional[str] = None,
                    on_missing: Optional[str] = None, io: Optional[str] = None,
                    name: Optional[str] = None) -> "Dataset":
         """Tar files whose members of one base name are a sample. ``features``: as in
-        ``tfrecord``, with "member" for "key": its extension, or several by preference
-        ("jpg;png"). ``on_missing``: "error", or "skip" samples that lack one."""
+        ``tfrecord``, with "member" for "key": its extension, a pattern ("*.jpg"), or
+        several by preference ("jpg;png"); "pointer": where a JSON member has it
+        ("/label"). ``extension``: where it begins in a name, at its "first_dot" or
+        "last_dot". ``on_missing``: "error", or "skip" samples that lack one."""
         return cls._of("webdataset", given(
             files=absolute_files(files),
             features=None if features is None else features_of(features),
-            on_missing=on_missing, io=io), name)
+            extension=extension, on_missing=on_missing, io=io), name)
 
     @classmethod
     def python(cls, dataset: Optional[str] = None, *,

@@ -36,6 +36,8 @@ _ALIGN = 4096
 _HEAD = struct.Struct("<8sQQ")  # magic, place of the table, number of pieces
 # Files that are written while the template serves.
 _MEANWHILE_BYTES_MIN = 16 << 20
+# The head of a batch, before the places of its buffers.
+_HEAD_BYTES = 48
 # Buffers that are worth a place of their own.
 _BUFFER_BYTES_MIN = 4096
 
@@ -70,7 +72,8 @@ def spec_of(name: str, socket: str, dataset: Any, *,
             sampler: Any = None,
             worker_init_fn: Optional[Callable[[int], None]] = None, seed: int = 0,
             on_error: str = "fail", max_bytes: Optional[int] = None,
-            processes: Optional[int] = None) -> Tuple[Dataset, Callable[[], None]]:
+            processes: Optional[int] = None, **iterable: Any
+            ) -> Tuple[Dataset, Callable[[], None]]:
     """A Dataset whose batches are made of an object's samples.
 
     Args:
@@ -84,6 +87,8 @@ def spec_of(name: str, socket: str, dataset: Any, *,
       seed: with the process's number that of ``get_worker_info``.
       max_bytes: the most that a batch may have.
       processes: how many make samples.
+      iterable: of an iterable dataset: iterable=True, drop_last, and begin, the
+        position that a batch came with.
 
     Returns:
       It, and what to call when no more processes will be wanted.
@@ -96,7 +101,7 @@ def spec_of(name: str, socket: str, dataset: Any, *,
         os.path.join(os.path.dirname(socket), "datasets"), name, socket,
         {"dataset": dataset, "sampler": sampler, "collate_fn": collate_fn,
          "batch_size": batch_size, "worker_init_fn": worker_init_fn, "seed": seed,
-         "on_error": on_error})
+         "on_error": on_error, **iterable})
     # Other loaders of the same data take its state.
     return Dataset({"dataset": type_name(dataset), "source": {"python": given(
         object=path, max_bytes=max_bytes, processes=processes)}}), withdraw
@@ -344,9 +349,10 @@ def load_batch(memory: np.ndarray, whole: Callable[[int], Any]) -> Any:
       whole: gives a torch.Tensor uint8 of its first bytes; tensors of the batch are
         parts of it.
     """
-    size, at, pickled, tensors, others = memory[:40].view("<u8").tolist()
+    size, at, pickled, tensors, others, _ = memory[:_HEAD_BYTES].view("<u8").tolist()
     count = tensors + others
-    places = memory[40:40 + 16 * count].view("<u8").reshape(count, 2).tolist()
+    places = memory[_HEAD_BYTES:_HEAD_BYTES + 16 * count].view("<u8").reshape(
+        count, 2).tolist()
     if pickled == 0:
         (offset, nbytes), = places
         return Failure(memory[offset:offset + nbytes].tobytes().decode("utf-8", "replace"))
@@ -363,6 +369,31 @@ def load_batch(memory: np.ndarray, whole: Callable[[int], Any]) -> Any:
               for offset, nbytes in places[tensors:])
     return _Unpickler(io.BytesIO(memory[at:at + pickled].tobytes()), tensor,
                       buffers=arrays).load()
+
+
+class End(NamedTuple):
+    """What comes where an iterable dataset has no more batches."""
+
+    batches: int  # that it had
+    empty: Any  # one like them, of no rows; None: it had none
+
+
+def load_batch_or_end(memory: np.ndarray, whole: Callable[[int], Any]) -> Any:
+    """load_batch, of an iterable dataset."""
+    _, _, pickled, _, others, _, batches, empty = memory[:64].view("<u8").tolist()
+    if pickled or others:
+        return load_batch(memory, whole)
+
+    def end_of(size: int) -> Any:
+        return whole(64 + size)[64:]
+
+    return End(batches, load_batch(memory[64:], end_of) if empty else None)
+
+
+def position_of(memory: np.ndarray) -> bytes:
+    """The position of the iterators after a batch; b"": it came with none."""
+    size, _, _, _, _, position = memory[:_HEAD_BYTES].view("<u8").tolist()
+    return memory[size:size + position].tobytes()
 
 
 class OneSample:

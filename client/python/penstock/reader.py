@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import gc
 import json
 import math
@@ -11,7 +12,7 @@ import os
 import sys
 import time
 import warnings
-from typing import (Any, Dict, Iterator, Mapping, Optional, Sequence, Tuple, TypeVar,
+from typing import (Any, Callable, Dict, Iterator, Mapping, Optional, Sequence, Tuple, TypeVar,
                     Union)
 
 import numpy as np
@@ -81,6 +82,23 @@ class Epoch:
         if self._reader.steps_per_epoch == 0:
             raise TypeError("a stream is as long as its producers make it")
         return self._reader.steps_per_epoch
+
+
+@dataclasses.dataclass(frozen=True)
+class InputContext:
+    """What ``tf.distribute.InputContext`` tells a function that makes the dataset:
+    here each rank is a replica with an input pipeline of its own."""
+
+    num_input_pipelines: int
+    input_pipeline_id: int
+    num_replicas_in_sync: int
+
+    def get_per_replica_batch_size(self, global_batch_size: int) -> int:
+        """ValueError: the replicas cannot divide it evenly."""
+        if global_batch_size % self.num_replicas_in_sync:
+            raise ValueError(f"a global batch of {global_batch_size} rows is not divisible "
+                             f"by {self.num_replicas_in_sync} replicas")
+        return global_batch_size // self.num_replicas_in_sync
 
 
 class Reader:
@@ -414,7 +432,7 @@ def reconnect_option(reconnect_s: Optional[float]) -> float:
     return seconds("reconnect_s", reconnect_s) or -1.0
 
 
-def attach(dataset: Union[Path, Dataset, None] = None,
+def attach(dataset: Union[Path, Dataset, None, Callable[[InputContext], Any]] = None,
            rank: Optional[int] = None,
            world_size: Optional[int] = None,
            job: Optional[str] = None,
@@ -441,7 +459,8 @@ def attach(dataset: Union[Path, Dataset, None] = None,
 
     Args:
       dataset: the name of a registered dataset, the path of a spec file (has a
-        "/" or ends in .yaml, .yml or .json), or a ``penstock.Dataset``. None:
+        "/" or ends in .yaml, .yml or .json), a ``penstock.Dataset``, or a function of
+        an InputContext that gives one of these, the same on all ranks. None:
         PENSTOCK_DATASET, which ``penstock run`` sets.
       rank, world_size, local_world_size: global rank and number of ranks, and the
         number on this host. None: from the launcher (penstock run, Horovod,
@@ -465,7 +484,8 @@ def attach(dataset: Union[Path, Dataset, None] = None,
       per_host: dynamic, when ranks run on several hosts: every host delivers
         all rows to its own ranks. Without it such an attach is refused, because
         hosts cannot divide a dynamic job between them.
-      wait_s: for missing or dead ranks (600); then the job fails and names them.
+      wait_s: for missing or dead ranks (600); then the job fails and names them. Where
+        it is given, also for a broker that is about to listen.
       reconnect_s: for a dead broker to come back (60); 0: do not wait.
       timeout_s: limit of attach, next, state_dict, reset and stop_job. None or 0: no
         limit.
@@ -504,11 +524,18 @@ def attach(dataset: Union[Path, Dataset, None] = None,
         node=number("node", node, 0, -1), autostart=bool(autostart))
     if autostart and sys.executable:  # its Python functions are to be run by this interpreter
         os.environ.setdefault("PENSTOCK_PYTHON", sys.executable)
-    if isinstance(dataset, Dataset):
-        options["spec"] = text("dataset", dataset.to_json())
+    if callable(dataset):
+        _, ranks, this, _ = _core.launch()
+        ranks = options["world_size"] or ranks
+        this = this if rank is None else options["rank"]
+        made: Union[Path, Dataset, None] = dataset(InputContext(ranks, this, ranks))
+    else:
+        made = dataset
+    if isinstance(made, Dataset):
+        options["spec"] = text("dataset", made.to_json())
     else:
         options["dataset"] = path(
-            "dataset", dataset,
+            "dataset", made,
             "a penstock.Dataset, the path of a spec file or a registered name")
     core = _core.Reader(**options)
     if core.rank == 0 and core.warning:  # once for all ranks

@@ -1,8 +1,12 @@
-"""Penstock for loops written for tf.data.
+"""Penstock for loops written for tf.data and tf.distribute.
 
     dataset = penstock.tf.dataset("train.yaml", features=("image", "label"))
     for images, labels in dataset:
         ...
+
+    data = penstock.tf.distribute(strategy, "train.yaml", features=("image", "label"))
+    for images, labels in data:  # of all replicas
+        strategy.run(train_step, args=(images, labels))
 """
 
 from __future__ import annotations
@@ -12,7 +16,10 @@ from typing import Any, Iterator, Optional, Sequence
 
 import tensorflow as tf
 
+from penstock import _core
+from penstock.batch import Batch
 from penstock.reader import Epoch, attach, no_epoch_left
+from penstock.replicas import Replicas, replicas
 
 
 def dataset(source: Any = None, *, features: Optional[Sequence[str]] = None,
@@ -31,7 +38,8 @@ def dataset(source: Any = None, *, features: Optional[Sequence[str]] = None,
 
     Batches are copied once, because tf.data may keep elements for any time. To avoid
     the copy, iterate the reader and use ``batch.tf()``. Shuffling, batching and
-    mapping belong in the spec.
+    mapping belong in the spec. ``dataset.element_spec`` is the input_signature of a
+    tf.function that takes its elements.
 
     Args:
       source, **options: as ``dataset`` and the options of ``penstock.attach``.
@@ -78,3 +86,59 @@ def dataset(source: Any = None, *, features: Optional[Sequence[str]] = None,
     made.repeat = lambda count=None, name=None: of_epochs(
         None if count in (None, -1) else count)
     return made
+
+
+class Distributed:
+    """An iterable of an epoch's steps (after a ``break``, the rest of that epoch): the
+    batches of all replicas of a strategy, as ``strategy.run`` takes them; made by
+    ``penstock.tf.distribute``."""
+
+    def __init__(self, strategy: tf.distribute.Strategy, of_process: Replicas,
+                 features: Optional[Sequence[str]]):
+        self.replicas = of_process
+        self._strategy = strategy
+        self._features = features
+        spec = of_process.readers[0].element_spec
+        self._names = spec.chosen(tuple(spec) if features is None else features)
+
+    def __len__(self) -> int:
+        """Steps of an epoch."""
+        return len(self.replicas)
+
+    def __iter__(self) -> Iterator[Any]:
+        first = self.replicas.readers[0].rank
+        for batches in self.replicas:
+            elements = [self._element(batch) for batch in batches]
+            del batches
+            yield self._strategy.experimental_distribute_values_from_function(
+                lambda context: elements[context.replica_id_in_sync_group - first])
+            del elements
+
+    def _element(self, batch: Batch) -> Any:
+        """Tensors over the batch's memory, which they hold."""
+        tensors = batch.tf()
+        if self._features is None:
+            return {name: tensors[name] for name in self._names}
+        return tuple(tensors[name] for name in self._names)
+
+    def close(self) -> None:
+        """As ``Reader.close``."""
+        self.replicas.close()
+
+
+def distribute(strategy: tf.distribute.Strategy, source: Any = None, *,
+               features: Optional[Sequence[str]] = None, **options: Any) -> Distributed:
+    """What ``strategy.experimental_distribute_dataset`` gives, without a copy: each
+    replica is a rank, so all have equally many steps and share no row.
+
+    Args:
+      strategy: one whose replicas are in the processes that call this
+        (MirroredStrategy, MultiWorkerMirroredStrategy, OneDeviceStrategy).
+      source, **options: as of ``penstock.replicas``.
+      features: as of ``dataset``.
+    """
+    count = strategy.num_replicas_in_sync
+    resolver = getattr(strategy, "cluster_resolver", None)
+    if resolver is not None and resolver.cluster_spec().as_dict():  # of all workers
+        count //= options.get("processes") or _core.launch()[1]
+    return Distributed(strategy, replicas(source, count, **options), features)

@@ -13,13 +13,16 @@
 
 from __future__ import annotations
 
+import base64
 import collections
 import contextlib
+import copy
 import functools
 import inspect
 import json
 import os
 import socket as sockets
+import struct
 import sys
 import warnings
 import weakref
@@ -80,6 +83,12 @@ class DataLoader(data.IterableDataset):  # type: ignore[misc]
     every rank gets its part of each global batch of ``batch_size`` rows a rank. It
     attaches at its first use, so that it may be made before the ranks are known.
 
+    Of an ``IterableDataset``: likewise, except that ``num_workers`` processes (0: one,
+    without a worker's info) iterate over it in turn, and rank r of N gets batches r,
+    r + N, .... The ranks have equally many steps, the last of which may be of no rows.
+    A state has the dataset's own, if it keeps one (``state_dict``,
+    ``load_state_dict``); else its batches before are passed over.
+
     Rank and number of ranks are those of ``attach``, else of ``torch.distributed``.
     Where a loop begins elsewhere than the last one ended (after a ``break``, at a
     state), all ranks meet: in ``torch.distributed.barrier``, else they have to leave
@@ -92,8 +101,8 @@ class DataLoader(data.IterableDataset):  # type: ignore[misc]
     batches: ``torch.utils.data.DataLoader(loader, batch_size=None)``.
 
     Args:
-      dataset: a spec, as ``penstock.attach`` takes it, or a map-style dataset, which
-        cloudpickle pickles for this program's own broker (``penstock run``,
+      dataset: a spec, as ``penstock.attach`` takes it, or a map-style or iterable
+        dataset, which cloudpickle pickles for this program's own broker (``penstock run``,
         ``penstock.broker()``, else the first loader of this host starts one).
       batch_size, shuffle, sampler, batch_sampler, num_workers, collate_fn,
         pin_memory, drop_last, timeout, worker_init_fn, multiprocessing_context,
@@ -123,7 +132,7 @@ class DataLoader(data.IterableDataset):  # type: ignore[misc]
 
     Raises:
       TypeError: an argument of the other kind of dataset, or an object that cannot
-        be pickled or is not map-style.
+        be pickled, or is a datapipe or neither map-style nor iterable.
       ValueError: an argument that PyTorch refuses, a batch of more than max_bytes.
       What the dataset raises, as its own type.
     """
@@ -179,8 +188,10 @@ class DataLoader(data.IterableDataset):  # type: ignore[misc]
         self._loop = 0  # the number of the newest loop
         self._running: Optional[int] = None  # a loop that has not ended
         self._places: Dict[int, State] = {}  # of loops that another one has left behind
-        self._rows: Union[_Spec, _MapStyle]
-        if isinstance(dataset, (type(None), str, bytes, os.PathLike, Dataset)):
+        self._over: Optional[int] = None  # an epoch that an iterable has ended
+        self._rows: Union[_Spec, _MapStyle, _Iterable]
+        if isinstance(dataset, (type(None), str, bytes, os.PathLike, Dataset)) or (
+                inspect.isfunction(dataset)):
             self._rows = _Spec(dataset, **given)
             self._attach()
             return
@@ -188,7 +199,8 @@ class DataLoader(data.IterableDataset):  # type: ignore[misc]
             raise TypeError("features: they are those of a spec; a dataset's batches "
                             "are nested as its samples are")
         self._given = dict(given, device=device, **options)
-        self._rows = rows = _MapStyle(dataset, _name or _name_of(dataset), **given)
+        self._rows = rows = (_Iterable if _is_iterable(dataset) else _MapStyle)(
+            dataset, _name or _name_of(dataset), **given)
         # The attributes that PyTorch's has.
         self.dataset, self.batch_size = rows.dataset, rows.batch_size
         self.sampler, self.drop_last = rows.sampler, rows.drop_last
@@ -234,7 +246,10 @@ class DataLoader(data.IterableDataset):  # type: ignore[misc]
         return self._rows.steps(_world_size(self._options))
 
     def __len__(self) -> int:
-        """Steps of an epoch; TypeError in dynamic delivery and of a stream."""
+        """Steps of an epoch; TypeError in dynamic delivery, of a stream, and of an
+        iterable dataset without a length."""
+        if isinstance(self._rows, _Iterable):
+            return self._rows.length(_world_size(self._options))
         steps = self._steps()
         return len(Epoch(self.reader, self.reader.epoch)) if steps is None else steps
 
@@ -263,13 +278,19 @@ class DataLoader(data.IterableDataset):  # type: ignore[misc]
             return
         if self._running is not None:
             self._places[self._running] = self.state_dict()
-        self._seek(reader)
+        if isinstance(self._rows, _Iterable):
+            reader = self._begin_epoch(reader)
+        else:
+            self._seek(reader)
         self._loop += 1
         loop = self._running = self._loop
         try:
             for epoch in reader.epochs():
                 for result in self._results(epoch):
                     self._left = epoch.number
+                    if isinstance(result, map_style.End):
+                        self._over = epoch.number
+                        return
                     yield result
                     del result
                     if self._loop != loop:
@@ -288,7 +309,7 @@ class DataLoader(data.IterableDataset):  # type: ignore[misc]
 
     def _apart(self, loop: int) -> Iterator[Any]:
         """The rest of a loop whose place another one has taken: by a job of its own."""
-        if not isinstance(self._rows, _MapStyle):
+        if isinstance(self._rows, _Spec):
             raise errors.FailedPrecondition(
                 "another loop over this DataLoader has begun and taken the place of "
                 "this one: a loop inside of a loop needs a DataLoader of its own")
@@ -318,7 +339,25 @@ class DataLoader(data.IterableDataset):  # type: ignore[misc]
         if anew or epoch != reader.epoch:
             self._go_to(reader, {**reader.state_dict(), "epoch": epoch, "row": 0,
                                  "owed": []})
-        self._left = self._epoch = None
+        self._left = self._epoch = self._over = None
+
+    def _begin_epoch(self, reader: Reader) -> Reader:
+        """The Reader of an iterable dataset's next loop. Each epoch is a job of its own,
+        since where one ends is not known: others may not have come to it yet."""
+        state = self.state_dict()
+        epoch = state["epoch"] if self._left is None else self._left + 1
+        epoch = epoch if self._epoch is None else self._epoch
+        if self._left is not None or epoch != state["epoch"]:
+            state.pop("iterators", None)
+            reader = self._attach_at({**state, "epoch": epoch, "row": 0, "owed": []})
+        self._left = self._epoch = self._over = None
+        return reader
+
+    def _attach_at(self, state: State) -> Reader:
+        if self._reader is not None:
+            self._reader.close()
+        self._options["state"] = state_text(state)
+        return self._attach()
 
     def _go_to(self, reader: Reader, state: State) -> None:
         """Every rank goes there. The first one that does takes the batches that are
@@ -352,7 +391,9 @@ class DataLoader(data.IterableDataset):  # type: ignore[misc]
         """The next batch's epoch, from 0; ``epoch_count`` at the end. The next
         loop's, where a state has left no batch of it."""
         reader, ended = self.reader, self._ended()
-        return reader.epoch if ended is None else ended
+        if ended is not None:
+            return ended
+        return reader.epoch if self._over is None else self._over + 1
 
     @property
     def epoch_count(self) -> Optional[int]:
@@ -373,6 +414,10 @@ class DataLoader(data.IterableDataset):  # type: ignore[misc]
         state = self.reader.state_dict()
         if self._ended() is not None:
             return dict(self._loaded or {})
+        if isinstance(self._rows, _Iterable):
+            if self._over is not None:
+                return {**state, "epoch": self._over + 1, "row": 0, "owed": []}
+            return {**state, **self._rows.state(state)}
         if self._rows.loop_is_epoch and self._left == self.reader.epoch and (
                 self._split and state["epoch"] != self._left):
             state.update(epoch=self._left, row=self.reader.sample_count)
@@ -380,7 +425,7 @@ class DataLoader(data.IterableDataset):  # type: ignore[misc]
 
     def _ended(self) -> Optional[int]:
         """The epoch of a loaded state that leaves no batch of it."""
-        if self._loaded is None or not self._rows.loop_is_epoch or (
+        if self._loaded is None or not isinstance(self._rows, _MapStyle) or (
                 self._loaded.get("row", 0) < self.reader.sample_count):
             return None
         return int(self._loaded["epoch"])
@@ -388,11 +433,16 @@ class DataLoader(data.IterableDataset):  # type: ignore[misc]
     def load_state_dict(self, state: State) -> None:
         """As ``Reader.load_state_dict``."""
         self._loaded = json.loads(state_text(state))
+        if isinstance(self._rows, _Iterable):
+            self._rows.begin_at(self._loaded.pop("iterators", ""), self._loaded["row"])
+            state = self._loaded
         if self._reader is None:
             self._options["state"] = state_text(state)
+        elif isinstance(self._rows, _Iterable):
+            self._attach_at(state)
         else:
             self._go_to(self._reader, state)
-        self._left = self._epoch = None
+        self._left = self._epoch = self._over = None
 
     def close(self) -> None:
         """As ``Reader.close``."""
@@ -468,46 +518,29 @@ class _Spec:
         return {name: placed(tensor) for name, tensor in batch.torch().items()}
 
 
-class _MapStyle:
-    """Rows of a map-style dataset of Python, with PyTorch's arguments: batches are
-    nested as its samples are. Its methods are those of _Spec."""
+class _Object:
+    """A dataset of Python, with PyTorch's arguments: batches are what collate_fn makes
+    of its samples. Its methods are those of _Spec."""
 
     # After a ``break`` the next loop is of the next epoch, as PyTorch's.
     loop_is_epoch = True
 
     def __init__(self, dataset: Any, name: str, *, batch_size: Optional[int] = 1,
-                 shuffle: bool = False,
-                 sampler: Any = None, batch_sampler: Any = None,
                  num_workers: Optional[int] = None,
                  collate_fn: Optional[Callable[[List[Any]], Any]] = None,
                  pin_memory: bool = False, drop_last: bool = False, timeout: float = 0,
                  worker_init_fn: Optional[Callable[[int], None]] = None,
-                 generator: Optional[torch.Generator] = None, seed: Optional[int] = None,
                  max_bytes: Optional[int] = None, on_error: str = "fail",
                  **meaningless: Any):
         self.name = name
-        if batch_sampler is not None:
-            if batch_size != 1 or shuffle or sampler is not None or drop_last:
-                raise ValueError("batch_sampler says batch_size, shuffle, sampler and "
-                                 "drop_last too: give these, or it")
-            if type(batch_sampler) is data.BatchSampler:
-                sampler, batch_size, drop_last = (
-                    batch_sampler.sampler, batch_sampler.batch_size,
-                    batch_sampler.drop_last)
-                batch_sampler = None
         if batch_size is None and drop_last:
             raise ValueError("batch_size=None makes no batches: drop_last has no "
                              "meaning")
-        _check_map_style(dataset)
         if batch_size is not None:
             _check_whole("batch_size", batch_size, 1)
         _check_whole("num_workers", 0 if num_workers is None else num_workers, 0)
         if not isinstance(timeout, (int, float)) or not timeout >= 0:
             raise ValueError(f"timeout: wanted seconds from 0, found {timeout!r}")
-        if shuffle not in (True, False):
-            raise ValueError(f"shuffle: wanted True or False, found {shuffle!r}")
-        if shuffle and sampler is not None:
-            raise ValueError("shuffle and sampler both give the order: give one")
         if num_workers == 0:
             _check_without_workers(**meaningless)
         self.dataset, self.batch_size = dataset, batch_size
@@ -515,18 +548,96 @@ class _MapStyle:
         self.num_workers, self.collate_fn = num_workers or 0, collate_fn
         self.worker_init_fn, self.timeout = worker_init_fn, timeout
         self._max_bytes, self._on_error = max_bytes, on_error
-        # A batch of its own size is one row of a rank.
-        self._gives_batches = batch_sampler is not None
-        self._per_rank = 1 if self._gives_batches else batch_size or 1
+        self._per_rank = batch_size or 1
         if batch_size is None:
             self._collate: Any = map_style.OneSample(collate_fn or data.default_convert)
         else:
             self._collate = collate_fn or data.default_collate
-        self._empty: Any = None
         names = sorted(meaningless)
         _tell(f"penstock.torch.DataLoader: {', '.join(names)} "
               f"{'means' if len(names) == 1 else 'mean'} nothing here: the "
               "broker decides it for all ranks" if names else "")
+
+    def source(self, options: Dict[str, Any],
+               ranks: Optional[map_style.Ranks]) -> Tuple[Any, Dict[str, Any]]:
+        world_size = _world_size(options)
+        seed = self._seed()
+        name = f"{self.name}-{map_style.launch(ranks)}"
+        socket = options.pop("socket", None) or map_style.own_socket(ranks)
+        spec, withdraw = map_style.spec_of(
+            name, socket, collate_fn=self._collate, seed=seed,
+            worker_init_fn=self.worker_init_fn, max_bytes=self._max_bytes,
+            processes=self.num_workers or None, **self._object(world_size))
+        self._withdraw = weakref.finalize(self, withdraw)
+        spec = self._batched(spec.seed(seed)).repeat(None)
+        # As many batches under way as PyTorch has, so that a slow one holds up no
+        # other.
+        makers = self.num_workers or os.cpu_count() or 1
+        spec = spec.prefetch(min(max(-(-2 * makers // world_size), 2), 32))
+        if self.timeout and "timeout_s" not in options:
+            options["timeout_s"] = self.timeout
+        return spec, {"job": name, **options, "socket": socket}
+
+    def _seed(self) -> int:
+        raise NotImplementedError
+
+    def _object(self, world_size: int) -> Dict[str, Any]:
+        """More arguments of map_style.spec_of."""
+        raise NotImplementedError
+
+    def _batched(self, spec: Dataset) -> Dataset:
+        raise NotImplementedError
+
+    def closed(self) -> None:
+        self._withdraw()
+
+    def raising(self) -> ContextManager[None]:
+        return map_style.raising()
+
+    @staticmethod
+    def _whole(batch: Batch, reader: Reader, placed: Callable[[torch.Tensor], torch.Tensor]
+               ) -> Callable[[int], torch.Tensor]:
+        """Gives the first bytes of a batch as a tensor."""
+
+        def whole(size: int) -> torch.Tensor:
+            tensor = batch.torch()["batch"][0, :size]
+            stats = reader.stats()
+            # A loop that keeps its batches gets copies: the broker needs the memory.
+            if stats["held"] >= stats["hold_max"]:
+                tensor = tensor.clone()
+            return placed(tensor)
+
+        return whole
+
+
+class _MapStyle(_Object):
+    """Of a map-style one: the ranks share its positions."""
+
+    def __init__(self, dataset: Any, name: str, *, shuffle: bool = False,
+                 sampler: Any = None, batch_sampler: Any = None,
+                 generator: Optional[torch.Generator] = None,
+                 seed: Optional[int] = None, **given: Any):
+        if batch_sampler is not None:
+            if given.get("batch_size", 1) != 1 or shuffle or sampler is not None or (
+                    given.get("drop_last")):
+                raise ValueError("batch_sampler says batch_size, shuffle, sampler and "
+                                 "drop_last too: give these, or it")
+            if type(batch_sampler) is data.BatchSampler:
+                sampler = batch_sampler.sampler
+                given.update(batch_size=batch_sampler.batch_size,
+                             drop_last=batch_sampler.drop_last)
+                batch_sampler = None
+        _check_map_style(dataset)
+        super().__init__(dataset, name, **given)
+        if shuffle not in (True, False):
+            raise ValueError(f"shuffle: wanted True or False, found {shuffle!r}")
+        if shuffle and sampler is not None:
+            raise ValueError("shuffle and sampler both give the order: give one")
+        # A batch of its own size is one row of a rank.
+        self._gives_batches = batch_sampler is not None
+        if self._gives_batches:
+            self._per_rank = 1
+        self._empty: Any = None
         self._order = _Order(dataset, shuffle,
                              sampler if batch_sampler is None else batch_sampler, seed,
                              generator)
@@ -535,30 +646,21 @@ class _MapStyle:
                         if shuffle and len(dataset) > 0
                         else data.SequentialSampler(dataset))
 
-    def source(self, options: Dict[str, Any],
-               ranks: Optional[map_style.Ranks]) -> Tuple[Any, Dict[str, Any]]:
-        sampler = self._order.of_ranks(_world_size(options), self._per_rank)
-        seed = self._order.seed()
-        name = f"{self.name}-{map_style.launch(ranks)}"
-        socket = options.pop("socket", None) or map_style.own_socket(ranks)
-        spec, withdraw = map_style.spec_of(
-            name, socket, self.dataset, collate_fn=self._collate, sampler=sampler,
-            batch_size=0 if self._gives_batches else self._per_rank,
-            worker_init_fn=self.worker_init_fn, seed=seed, on_error=self._on_error,
-            max_bytes=self._max_bytes, processes=self.num_workers or None)
-        self._withdraw = weakref.finalize(self, withdraw)
+    def _seed(self) -> int:
+        return self._order.seed()
+
+    def _object(self, world_size: int) -> Dict[str, Any]:
+        return {"dataset": self.dataset,
+                "sampler": self._order.of_ranks(world_size, self._per_rank),
+                "batch_size": 0 if self._gives_batches else self._per_rank,
+                "on_error": self._on_error}
+
+    def _batched(self, spec: Dataset) -> Dataset:
         if self._order.shuffle:
-            spec = spec.shuffle(seed=seed)
-        spec = spec.seed(seed).batch(
+            spec = spec.shuffle(seed=self._order.seed())
+        return spec.batch(
             per_rank=self._per_rank, last="drop" if self.drop_last else "partial"
-        ).on_error(self._on_error).repeat(None)
-        # As many batches under way as PyTorch has, so that a slow one holds up no
-        # other.
-        makers = self.num_workers or os.cpu_count() or 1
-        spec = spec.prefetch(min(max(-(-2 * makers // _world_size(options)), 2), 32))
-        if self.timeout and "timeout_s" not in options:
-            options["timeout_s"] = self.timeout
-        return spec, {"job": name, **options, "socket": socket}
+        ).on_error(self._on_error)
 
     def attached(self, reader: Reader) -> None:
         self._order.check(reader.world_size, reader.rank)
@@ -570,9 +672,6 @@ class _MapStyle:
               "no rows, whose mean loss is NaN. drop_last=True leaves it out"
               if 0 < left < reader.world_size else "")
 
-    def closed(self) -> None:
-        self._withdraw()
-
     def steps(self, world_size: int) -> Optional[int]:
         rows = self._order.row_count(world_size)
         batch = self._per_rank * world_size
@@ -581,23 +680,12 @@ class _MapStyle:
     def epoch(self) -> Optional[int]:
         return self._order.epoch()
 
-    def raising(self) -> ContextManager[None]:
-        return map_style.raising()
-
     def result(self, batch: Batch, reader: Reader,
                placed: Callable[[torch.Tensor], torch.Tensor]) -> Any:
         if batch.rows == 0:
             return self._without_rows()
-
-        def whole(size: int) -> torch.Tensor:
-            tensor = batch.torch()["batch"][0, :size]
-            stats = reader.stats()
-            # A loop that keeps its batches gets copies: the broker needs the memory.
-            if stats["held"] >= stats["hold_max"]:
-                tensor = tensor.clone()
-            return placed(tensor)
-
-        return map_style.load_batch(batch["batch"][0], whole)
+        return map_style.load_batch(batch["batch"][0],
+                                    self._whole(batch, reader, placed))
 
     def _without_rows(self) -> Any:
         """A batch of no rows, as the others are: made here of one sample."""
@@ -609,6 +697,136 @@ class _MapStyle:
             self._empty = map_style.without_rows(
                 self._collate([self.dataset[index]]), 1)
         return self._empty
+
+
+class _Iterable(_Object):
+    """Of an iterable one: processes iterate over it once for all ranks of this host,
+    and a record is a batch."""
+
+    def __init__(self, dataset: Any, name: str, *, shuffle: Any = None,
+                 sampler: Any = None, batch_sampler: Any = None,
+                 generator: Optional[torch.Generator] = None,
+                 seed: Optional[int] = None, **given: Any):
+        kind = type(dataset).__name__
+        for argument, value in (("shuffle", shuffle), ("sampler", sampler),
+                                ("batch_sampler", batch_sampler)):
+            if value not in (None, False):
+                raise ValueError(f"{argument}: {kind} is an IterableDataset, whose order "
+                                 "is its own")
+        if given.get("on_error", "fail") != "fail":
+            raise ValueError(f"on_error: {kind} is an IterableDataset, which ends where "
+                             "it raises: let it leave such samples out itself")
+        super().__init__(dataset, name, **given)
+        self.sampler = None
+        self._given_seed, self._generator = seed, generator
+        self._epoch = self._dataset_epoch()
+        self._made: Optional[Tuple[Any, Dict[str, Any]]] = None
+        self._loads = 0  # states, each of which the dataset is pickled with
+        self._begun: Dict[int, int] = collections.Counter()  # jobs, by epoch
+        self._begin = b""  # a position of the iterators, of a state
+        self._position = b""  # after the last batch that had one
+
+    def source(self, options: Dict[str, Any],
+               ranks: Optional[map_style.Ranks]) -> Tuple[Any, Dict[str, Any]]:
+        if self._made is None:
+            self._made = super().source(dict(options), ranks)
+        spec, made = self._made
+        epoch = json.loads(options.get("state", "{}")).get("epoch", 0)
+        self._begun[epoch] += 1
+        # The same in all ranks, and of a rank that is started again at a state.
+        job = f"{made['job']}.{epoch}.{self._begun[epoch]}"
+        return spec, {**options, **made, "job": job,
+                      **({"state": options["state"]} if "state" in options else {})}
+
+    def _seed(self) -> int:
+        return _seed_of(self._given_seed, self._generator)
+
+    def _object(self, world_size: int) -> Dict[str, Any]:
+        return {"dataset": self._of_all_ranks(world_size), "iterable": True,
+                "batch_size": self.batch_size or 0, "drop_last": self.drop_last,
+                "begin": self._begin, "without_rows": map_style.without_rows}
+
+    def _batched(self, spec: Dataset) -> Dataset:
+        return spec.batch(per_rank=1)
+
+    def _of_all_ranks(self, world_size: int) -> Any:
+        """Without the division of datasets.distributed.split_dataset_by_node."""
+        part = getattr(self.dataset, "_distributed", None)
+        if part is None or part.world_size == 1:
+            return self.dataset
+        if part.world_size != world_size:
+            raise ValueError(
+                f"the dataset is part {part.rank} of {part.world_size} "
+                f"(split_dataset_by_node), and this loader has {world_size} ranks: "
+                "leave that out: the ranks share each epoch without it")
+        _tell("penstock.torch.DataLoader: the ranks share each epoch without "
+              "split_dataset_by_node")
+        whole = copy.copy(self.dataset)
+        whole._distributed = None
+        return whole
+
+    def attached(self, reader: Reader) -> None:
+        if reader.delivery in ("dynamic", "independent"):
+            raise ValueError("delivery: wanted split or broadcast for an IterableDataset")
+
+    def steps(self, world_size: int) -> Optional[int]:
+        return None
+
+    def length(self, world_size: int) -> int:
+        """Steps of an epoch by the dataset's own length; TypeError: it has none."""
+        if not hasattr(self.dataset, "__len__"):
+            raise TypeError(f"{type(self.dataset).__name__} has no length")
+        rows = len(self.dataset)
+        size = self.batch_size or 1
+        batches = rows // size if self.drop_last else -(-rows // size)
+        return -(-batches // world_size)
+
+    def epoch(self) -> Optional[int]:
+        epoch = self._dataset_epoch()
+        if epoch == self._epoch:
+            return None
+        self._epoch = epoch
+        return epoch
+
+    def _dataset_epoch(self) -> Optional[int]:
+        """What its set_epoch was told."""
+        epoch = getattr(self.dataset, "epoch", None)
+        return epoch if hasattr(self.dataset, "set_epoch") and (
+            isinstance(epoch, int)) else None
+
+    def result(self, batch: Batch, reader: Reader,
+               placed: Callable[[torch.Tensor], torch.Tensor]) -> Any:
+        memory = batch["batch"][0]
+        result = map_style.load_batch_or_end(
+            memory, self._whole(batch, reader, placed))
+        if isinstance(result, map_style.End):
+            ranks = reader.world_size if reader.delivery == "split" else 1
+            # In the last step only some of the ranks may have a batch.
+            return result.empty if batch.step * ranks < result.batches else result
+        self._position = map_style.position_of(memory) or self._position
+        return result
+
+    def state(self, state: Dict[str, Any]) -> Dict[str, Any]:
+        """What a state has beside that of the Reader: where the iterators are."""
+        position = self._position
+        if not position:
+            return {}
+        epoch, row = struct.unpack_from("<QQ", position)
+        if epoch != state["epoch"] or row > state["row"]:
+            return {}
+        return {"iterators": base64.b64encode(position).decode()}
+
+    def begin_at(self, iterators: str, row: int) -> None:
+        """Where a state's iterators are; "": they pass over the batches before it."""
+        self._begin = self._position = base64.b64decode(iterators)
+        if self._made is not None:
+            self.closed()
+            self._made = None
+            self._loads += 1
+            self.name = f"{self.name.partition('+')[0]}+{self._loads}"
+        _tell(f"penstock.torch.DataLoader: {type(self.dataset).__name__} has no "
+              "state_dict: it passes over the batches before a state"
+              if row > 0 and not iterators else "")
 
 
 class _Order:
@@ -671,10 +889,7 @@ class _Order:
 
     def seed(self) -> int:
         """The seed of the order and of the dataset's random numbers."""
-        seed = self._seed
-        if seed is None:
-            seed = 0 if self._generator is None else self._generator.initial_seed()
-        return seed % (1 << 63)
+        return _seed_of(self._seed, self._generator)
 
     def epoch(self) -> Optional[int]:
         """The epoch that a DistributedSampler was set to since the last call."""
@@ -682,6 +897,12 @@ class _Order:
             return None
         self._epoch = self._distributed.epoch
         return int(self._epoch)
+
+
+def _seed_of(seed: Optional[int], generator: Optional[torch.Generator]) -> int:
+    if seed is None:
+        seed = 0 if generator is None else generator.initial_seed()
+    return seed % (1 << 63)
 
 
 def _name_of(dataset: Any) -> str:
@@ -727,13 +948,22 @@ def _gathered(rank: int, world_size: int) -> map_style.Ranks:
     return map_style.Ranks(rank, world_size, len(here), "-".join(map(str, places[0])))
 
 
+def _is_iterable(dataset: Any) -> bool:
+    """Whether it is an iterable dataset. TypeError: a datapipe."""
+    if any(each.__module__.startswith("torch.utils.data.datapipes")
+           for each in type(dataset).__mro__):
+        raise TypeError(f"{type(dataset).__name__} is a datapipe, which PyTorch has "
+                        "given up: give its dataset, or an IterableDataset")
+    kind = type(dataset)
+    # LitData's streams and others have positions all the same; Hugging Face's have a
+    # __getitem__ of columns, and are PyTorch's only where that was imported before.
+    has_rows = hasattr(kind, "__len__") and getattr(
+        kind, "__getitem__", data.Dataset.__getitem__) is not data.Dataset.__getitem__
+    return hasattr(kind, "__iter__") and not has_rows
+
+
 def _check_map_style(dataset: Any) -> None:
     kind = type(dataset)
-    if isinstance(dataset, data.IterableDataset) and (
-            kind.__getitem__ is data.Dataset.__getitem__):
-        raise TypeError(
-            f"{kind.__name__} is an IterableDataset, which has no positions to "
-            "shuffle, share or resume: put its rows with penstock.producer")
     for method in ("__len__", "__getitem__"):
         if not hasattr(kind, method):
             raise TypeError(f"{kind.__name__} has no {method}: wanted a map-style "
