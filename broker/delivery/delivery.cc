@@ -424,6 +424,14 @@ bool Delivery::Reclaim(uint32_t seat) {
 void Delivery::Advance() {
   if (closed_) return;
   heard_.insert(deaf_.begin(), deaf_.end());
+  // What a rank has released without a wake makes room for what is ready now:
+  // else it would be woken for each batch, and would wake the broker.
+  for (const uint32_t number : due_) {
+    if (lanes_[number].shared()) continue;
+    for (const auto& [rank, consumer] : lanes_[number].members()) {
+      if (consumer->attached()) heard_.insert(consumer->seat);
+    }
+  }
   for (const uint32_t seat : std::exchange(heard_, {})) {
     const Consumer* const consumer = consumers_.AtSeat(seat);
     if (consumer != nullptr) touched_.insert(consumer->rank);

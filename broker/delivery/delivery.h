@@ -424,8 +424,6 @@ class Delivery {
                                    std::optional<uint32_t> node) const;
   // Requires that there is one.
   Consumer* AddToLane(uint32_t rank, std::optional<uint32_t> node);
-  // Those of lower ones are claimed first.
-  uint64_t OrderOf(const OpenBatch& batch) const;
   // The lane of the next batch of the plan.
   uint32_t LaneInTurn() const;
   uint32_t NodeOf(uint32_t slot) const;  // key of its batches in claimable_
@@ -580,6 +578,7 @@ class Delivery {
   // Pages of ranks that reconnected and died during recovery.
   std::vector<std::pair<uint32_t, std::shared_ptr<const CursorPage>>> orphans_;
   uint64_t opened_recorded_ = 0;
+  uint64_t opened_in_order_ = 0;  // batches
   // broadcast: end of what consumers had of former broker instances. Untrusted.
   uint64_t had_before_ = 0;
   bool closed_ = false;

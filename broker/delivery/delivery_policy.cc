@@ -239,13 +239,6 @@ bool Delivery::GiveToAll(Lane* lane, Slot* slot) {
 }
 
 void Delivery::DeliverToAll(Lane* lane) {
-  // What a rank has released without a wake makes room for what is ready now:
-  // else it would be woken for each batch, and would wake the broker.
-  if (!lane->shared()) {
-    for (const auto& [rank, consumer] : lane->members()) {
-      if (consumer->attached() && Reclaim(consumer->seat)) Flush(consumer);
-    }
-  }
   lane->started |= consumers_.size() >= shape_.start_with;
   while (lane->started) {
     Slot* const slot = lane->NextReady();

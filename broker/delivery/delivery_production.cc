@@ -69,10 +69,6 @@ void Delivery::RecordOpened(const Lane& lane, const Plan::RankBatch& rows) {
   record_->Opened(opened_recorded_);
 }
 
-uint64_t Delivery::OrderOf(const OpenBatch& batch) const {
-  return shape_.in_order ? batch.rows.first_row : batch.step;
-}
-
 uint32_t Delivery::LaneInTurn() const {
   uint32_t first = 0;
   for (uint32_t i = 1; i < lanes_.size(); ++i) {
@@ -110,10 +106,11 @@ OpenBatch* Delivery::Open() {
       each = openable_.erase(each);
       continue;
     }
+    if (shape_.in_order) slot->batch.step = opened_in_order_++;
     RecordOpened(lane, slot->batch.rows);
     const uint32_t number = slot->batch.slot;
     if (slot->batch.rows.rows > 0) {
-      claimable_[NodeOf(number)].push({OrderOf(slot->batch), number});
+      claimable_[NodeOf(number)].push({slot->batch.step, number});
     }
     return &slot->batch;
   }
@@ -164,9 +161,9 @@ OpenBatch* Delivery::Claimable(std::optional<uint32_t> node) {
     // Drop those claimed or abandoned meanwhile.
     for (; !shares.empty(); shares.pop()) {
       ++checks_;
-      const auto [order, number] = shares.top();
+      const auto [step, number] = shares.top();
       const Slot& slot = slots_[number];
-      if (slot.state == SlotState::kFilling && OrderOf(slot.batch) == order &&
+      if (slot.state == SlotState::kFilling && slot.batch.step == step &&
           !slot.batch.abandoned && slot.batch.claimed < slot.batch.rows.rows) {
         break;
       }
@@ -183,7 +180,7 @@ OpenBatch* Delivery::Claimable(std::optional<uint32_t> node) {
 void Delivery::GiveBack(OpenBatch* batch, const BatchRows& rows) {
   batch->claimed -= rows.end - rows.begin;
   batch->given_back.push_back(rows);
-  claimable_[NodeOf(batch->slot)].push({OrderOf(*batch), batch->slot});
+  claimable_[NodeOf(batch->slot)].push({batch->step, batch->slot});
 }
 
 void Delivery::Filled(OpenBatch* batch) {

@@ -354,7 +354,7 @@ std::string Delivery::IndexError() const {
             number);
       }
       if (is_in_lane && slot.batch.claimed < slot.batch.rows.rows &&
-          claimable.count({OrderOf(slot.batch), at}) == 0) {
+          claimable.count({slot.batch.step, at}) == 0) {
         return Format("slot {} has rows to claim but is not in claimable_", at);
       }
     }

@@ -22,7 +22,8 @@ struct BatchRows {
 
 // One step's rows for one lane, being made in a slot.
 struct OpenBatch {
-  uint64_t step = 0;                  // number in the lane, from 0: its order
+  uint64_t step = 0;                  // number in the lane, from 0: its order;
+                                      // in_order: over all lanes
   Plan::RankBatch rows;               // which plan rows
   uint32_t slot = 0;                  // in the segment
   uint64_t claimed = 0;               // rows that workers have, or have made

@@ -17,7 +17,6 @@ whether the ones before it were made, passed over, or left out by a state.
 """
 
 import contextlib
-import itertools
 import os
 import pickle
 import struct
@@ -170,15 +169,19 @@ class Iterators:
         size = self.opened.batch_size or 1
         samples = []
         try:
-            for sample in itertools.islice(self.iterator, size):
-                samples.append(sample)
-                self.sample = (sample,)
+            # Not islice, which would call the iterator's __iter__ again.
+            while len(samples) < size:
+                samples.append(next(self.iterator))
+                self.sample = (samples[-1],)
+        except StopIteration:
+            pass
         except Exception as error:
-            samples = self.failure(error)
-        else:
-            self.ended = len(samples) < size
-            if not samples or self.ended and self.opened.drop_last:
-                return None
+            failed = self.failure(error)
+            self.taken += 1
+            return failed
+        self.ended = len(samples) < size
+        if not samples or self.ended and self.opened.drop_last:
+            return None
         self.taken += 1
         return samples
 

@@ -68,6 +68,26 @@ class Stateful(Count):
         self.next = state["next"]
 
 
+class OwnIterator(data.IterableDataset):
+    """Is its own iterator, which begins anew where __iter__ is called."""
+
+    def __iter__(self):
+        self.next = 0
+        return self
+
+    def __next__(self):
+        self.next += 1
+        if self.next > 40:
+            raise StopIteration
+        return self.next
+
+    def state_dict(self):
+        return {"next": self.next}
+
+    def load_state_dict(self, state):
+        self.next = state["next"]
+
+
 class Drawn(data.IterableDataset):
     def __iter__(self):
         for i in range(40):
@@ -151,6 +171,18 @@ def test_a_dataset_that_keeps_a_state_goes_on_at_it(tmp_path, workers):
         another = penstock.torch.DataLoader(Stateful(100, log), num_workers=5)
         another.load_state_dict(state)
         next(iter(another))
+
+
+def test_a_dataset_may_be_its_own_iterator():
+    loader = penstock.torch.DataLoader(OwnIterator(), batch_size=3)
+    batches = iter(loader)
+    taken = [next(batches).tolist() for _ in range(5)]
+    state = loader.state_dict()
+    rest = lists(batches)
+    assert sum(taken + rest, []) == list(range(1, 41))
+    other = penstock.torch.DataLoader(OwnIterator(), batch_size=3)
+    other.load_state_dict(state)
+    assert lists(other) == rest
 
 
 def test_loops_after_a_break_and_set_epoch():

@@ -49,6 +49,7 @@ constexpr uint64_t kHalfFilled = ~uint64_t{0};
 
 struct Config {
   DeliveryOptions options;
+  bool in_order = false;
   uint32_t world = 2;
   uint64_t records = 4;
   uint64_t batch = 2;  // global
@@ -296,6 +297,7 @@ class Broker {
     shape.world_size = split ? config.world : 1;
     shape.consumers_max = config.world;
     shape.start_with = config.world;
+    shape.in_order = config.in_order;
     shape.lanes = split ? config.world : 1;
     shape.slots_per_lane = config.slots;
     shape.leases = config.leases;
@@ -628,6 +630,12 @@ class Broker {
   void Make() {
     Advance();
     while (OpenBatch* share = delivery_->Claimable()) {
+      if (world_.config.in_order && !share->rows.extra) {
+        const std::pair row(share->rows.position, share->rows.first_row);
+        run_.Check(last_claimed_ < row, "{} is claimed after a later batch",
+                   row.second);
+        last_claimed_ = row;
+      }
       Fill(share);
       Advance();
     }
@@ -764,6 +772,8 @@ class Broker {
   std::array<bool, kRanksMax> gone_{};
   std::array<bool, kRanksMax> heard_{};  // has read its request
   std::vector<uint64_t> retired_;
+  // in_order: the position and first row of the last batch in turn.
+  std::optional<std::pair<uint64_t, uint64_t>> last_claimed_;
   bool answers_ = false;
   bool evict_done_ = false;
   bool failed_ = false;
@@ -1327,6 +1337,19 @@ TEST_F(DeliverySimulationTest, SplitRankThatDiesIsReplacedWithoutLoss) {
   config.hold = 2;
   config.records = 6;
   NeverFailsAtRandom("split, rank dies", config, 2'000, 1);
+}
+
+TEST_F(DeliverySimulationTest, SplitInOrderClaimsTheBatchesInTurn) {
+  Config config = Split();
+  config.in_order = true;
+  config.records = 7;  // the last step has nothing for rank 1
+  NeverFails("split in order", config, {.preemptions_max = 1});
+  config.hold = 2;
+  config.late = 1;
+  config.may_die = 1;
+  config.replacements = 1;
+  config.instances = 2;
+  NeverFailsAtRandom("split in order, rank and broker die", config, 2'000, 1);
 }
 
 TEST_F(DeliverySimulationTest, SplitRankThatIsEvictedIsReplacedWithoutLoss) {

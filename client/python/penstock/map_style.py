@@ -278,9 +278,10 @@ def raising() -> Iterator[None]:
     """Raises what the dataset has raised as an exception of its own type, as
     PyTorch does for its workers; a type that takes no text, or that this process
     does not have, as the error of Penstock, which is the cause otherwise."""
+    caught = errors.Error  # a loop may be left behind when the interpreter ends
     try:
         yield
-    except errors.Error as error:
+    except caught as error:
         raised = raised_in(str(error))
         if raised is None:
             raise

@@ -57,7 +57,7 @@ _ELSEWHERE = {
     "on_error": "set it in the dataset: .on_error(...)",
 }
 for _name in ("persistent_workers", "multiprocessing_context", "worker_init_fn",
-              "in_order", "pin_memory_device"):
+              "in_order", "pin_memory_device", "snapshot_every_n_steps"):
     _ELSEWHERE[_name] = _ELSEWHERE["num_workers"]
 _ELSEWHERE["batch_sampler"] = _ELSEWHERE["generator"] = _ELSEWHERE["sampler"]
 
@@ -107,7 +107,8 @@ class DataLoader(data.IterableDataset):  # type: ignore[misc]
       batch_size, shuffle, sampler, batch_sampler, num_workers, collate_fn,
         pin_memory, drop_last, timeout, worker_init_fn, multiprocessing_context,
         generator, prefetch_factor, persistent_workers, pin_memory_device, in_order:
-        of map-style datasets, as in PyTorch, except:
+        of datasets of Python, as in PyTorch, and snapshot_every_n_steps, as in
+        torchdata's StatefulDataLoader, except:
         sampler: asked for the indices of each epoch, which the ranks share; a
           DistributedSampler says whether to shuffle, by ``set_epoch`` the epoch, and
           unshuffled with ``drop_last`` how many rows.
@@ -115,7 +116,8 @@ class DataLoader(data.IterableDataset):  # type: ignore[misc]
         collate_fn: called in such a process.
         generator: its ``initial_seed()`` is the seed.
         multiprocessing_context, prefetch_factor, persistent_workers,
-          pin_memory_device, in_order: mean nothing here, said once.
+          pin_memory_device, in_order, snapshot_every_n_steps (a state is of its
+          step): mean nothing here, said once.
       seed: of the order and of ``random``, ``numpy.random`` and ``torch`` in the
         dataset: each sample of an epoch has its own. 0.
       max_bytes: the most that a batch may have. None: 256 MiB, or 32 times the
@@ -155,6 +157,7 @@ class DataLoader(data.IterableDataset):  # type: ignore[misc]
                  persistent_workers: Optional[bool] = None,
                  pin_memory_device: Optional[str] = None,
                  in_order: Optional[bool] = None,
+                 snapshot_every_n_steps: Optional[int] = None,
                  seed: Optional[int] = None,
                  max_bytes: Optional[int] = None,
                  on_error: Optional[str] = None,
@@ -172,7 +175,8 @@ class DataLoader(data.IterableDataset):  # type: ignore[misc]
             timeout=timeout, worker_init_fn=worker_init_fn,
             multiprocessing_context=multiprocessing_context, generator=generator,
             prefetch_factor=prefetch_factor, persistent_workers=persistent_workers,
-            pin_memory_device=pin_memory_device, in_order=in_order, seed=seed,
+            pin_memory_device=pin_memory_device, in_order=in_order,
+            snapshot_every_n_steps=snapshot_every_n_steps, seed=seed,
             max_bytes=max_bytes, on_error=on_error).items() if value is not None}
         if batch_size is not _UNSET:
             given["batch_size"] = batch_size
