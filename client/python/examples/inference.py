@@ -56,8 +56,8 @@ def main():
             outputs[batch.ids] = scores
             rows += batch.rows
             right += int((scores.argmax(axis=1) == batch["label"]).sum())
-    outputs.flush()
-    print(f"rank {reader.rank}: {rows} pictures, {right} right", flush=True)
+        outputs.flush()
+        print(f"rank {reader.rank}: {rows} pictures, {right} right", flush=True)
 
 
 if __name__ == "__main__":
