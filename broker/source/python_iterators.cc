@@ -146,8 +146,7 @@ class PythonIterators final : public Source::Maker {
     if (head.iterators != iterators_.size() || head.turn >= head.iterators) {
       return InvalidArgumentError(
           "the state is of {} iterators, and there are {} now: begin with as "
-          "many "
-          "workers, or without the state's `iterators`, to pass over its "
+          "many workers, or without the state's `iterators`, to pass over its "
           "batches",
           head.iterators, iterators_.size());
     }
@@ -226,7 +225,8 @@ class PythonIterators final : public Source::Maker {
   void EndOne(Iterator& each, const Answer& answer) {
     each.ended = true;
     each.state.clear();
-    if (empty_.empty()) {
+    if (empty_.empty() && answer.size + sizeof(EndOfPass) <=
+                              records_->features[0].feature.RowBytes()) {
       empty_.assign(reinterpret_cast<const char*>(each.process.memory().data() +
                                                   answer.offset),
                     answer.size);

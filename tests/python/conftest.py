@@ -14,6 +14,14 @@ def broker():
 
 
 @pytest.fixture
+def in_broker(broker):
+    """PENSTOCK_SOCKET names the broker of the tests."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PENSTOCK_SOCKET", broker.socket)
+        yield
+
+
+@pytest.fixture
 def attach(broker, request):
     """penstock.attach with a job of the test's own; closed at its end."""
     readers = []

@@ -18,11 +18,7 @@ data = torch.utils.data
 import penstock.torch  # noqa: E402
 
 
-@pytest.fixture(autouse=True)
-def in_broker(broker):
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("PENSTOCK_SOCKET", broker.socket)
-        yield
+pytestmark = pytest.mark.usefixtures("in_broker")
 
 
 class Count(data.IterableDataset):
