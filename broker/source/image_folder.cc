@@ -388,8 +388,9 @@ const Declaration<ImageFolderSource>& ImageFolderSource::Declared() {
   static const auto declared =
       Declaration<ImageFolderSource>(
           "image_folder",
-          "Pictures (.jpg, .jpeg, .jpe, .png, .webp, .tif, .tiff, in capitals "
-          "too) in one sub-folder per class, also nested; or without labels.")
+          "Pictures (.jpg, .jpeg, .jpe, .png, .webp, .tif, .tiff, .bmp, .pgm, "
+          ".ppm, in capitals too) in one sub-folder per class, also nested; or "
+          "without labels.")
           .Gives(
               "image (encoded); with masks, mask (encoded); unless labels: "
               "none, label int64: the class folder's index in byte order")

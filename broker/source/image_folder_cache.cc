@@ -20,7 +20,7 @@ namespace penstock {
 namespace {
 
 constexpr uint64_t kImageCacheMagic = 0x5844494b54534e50;  // "PNSTKIDX"
-constexpr uint32_t kVersion = 3;
+constexpr uint32_t kVersion = 4;
 
 struct FileHeader {
   uint64_t magic;

@@ -22,8 +22,8 @@ namespace {
 
 // What decode_image decodes. With another list the index cache has another
 // version: an old index lacks files.
-constexpr std::array<std::string_view, 7> kExtensions = {
-    "jpg", "jpeg", "jpe", "png", "webp", "tif", "tiff"};
+constexpr std::array<std::string_view, 10> kExtensions = {
+    "jpg", "jpeg", "jpe", "png", "webp", "tif", "tiff", "bmp", "pgm", "ppm"};
 constexpr uint64_t kCountedAtOnce = 256;
 
 enum class Entry { kFolder, kPicture, kOther };

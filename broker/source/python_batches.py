@@ -16,7 +16,8 @@ The memory: a u64, the index of the row in work (NONE: no single one), then the 
 A batch: its size, offset and size of a pickle, the numbers of tensors and of other
 buffers, the size of what follows the batch, and offsets and sizes of the buffers, all
 u64; then those. The pickle names tensors
-by persistent ids (number, dtype, shape); the other buffers are its own, in their
+by persistent ids (number, dtype, shape), and classes of named tuples that no module
+has (tuple_class); the other buffers are its own, in their
 order (penstock/map_style.py takes it apart). Where a sample that raises ends the
 job, the batch has a pickle of 0 bytes and a buffer, the text for the rank to raise.
 """
@@ -145,16 +146,22 @@ def batch_pickler(file, tensors, others):
 
     class Pickler(cloudpickle.Pickler):
         def persistent_id(self, value):
+            if type(value) is type:
+                return tuple_class(value)
             if torch is None or type(value) is not torch.Tensor or not (
                     value.device.type == "cpu" and value.layout is torch.strided
                     and not value.requires_grad and not value.is_neg()
-                    and not value.is_conj() and not value.is_quantized):
+                    and not value.is_conj() and not value.is_quantized
+                    and not value.is_nested):
                 return None
             data = value.contiguous().reshape(-1).view(torch.uint8).numpy()
             tensors.append(memoryview(data))
             return len(tensors) - 1, value.dtype, tuple(value.shape)
 
         def reducer_override(self, value):
+            if torch is not None and type(value) is torch.Tensor and value.is_nested:
+                # As it is reduced else, it has a storage of its own.
+                return torch.nested.as_nested_tensor, (list(value.unbind()),)
             if isinstance(value, type) and "<locals>" not in value.__qualname__ and (
                     value.__module__ in ("__main__", "__mp_main__")):
                 module = sys.modules.setdefault(value.__module__,
@@ -166,6 +173,19 @@ def batch_pickler(file, tensors, others):
             return super().reducer_override(value)
 
     return Pickler(file, protocol=5, buffer_callback=buffer)
+
+
+def tuple_class(value):
+    """What the rank finds a class of named tuples by that its module does not have
+    under its name, as one in a class; None: it does, or the class is no such one."""
+    if not issubclass(value, tuple) or not hasattr(value, "_fields") or (
+            "<locals>" in value.__qualname__):
+        return None
+    found = sys.modules.get(value.__module__)
+    for name in value.__qualname__.split("."):
+        found = getattr(found, name, None)
+    return None if found is value else (
+        value.__module__, value.__qualname__, value._fields)
 
 
 class Failure(typing.NamedTuple):

@@ -392,7 +392,8 @@ ValueType<CropSpec> CropType() {
 const Declaration<DecodeImageOp>& DecodeImageOp::Declared() {
   static const auto declared =
       FeatureOp<DecodeImageOp>("decode_image",
-                               "Decodes a picture (JPEG, PNG, WebP, TIFF), "
+                               "Decodes a picture (JPEG, PNG, WebP, TIFF, "
+                               "BMP, PGM, PPM), "
                                "crops it and resizes it.")
           .Gives("encoded → uint8 [h, w, c]; of a mask, its values [h, w]")
           .Example("{size: 224, crop: random_resized}")

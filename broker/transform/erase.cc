@@ -8,6 +8,7 @@
 #include <numbers>
 #include <utility>
 
+#include "broker/source/number.h"
 #include "broker/transform/op_declaration.h"
 #include "broker/transform/path_builder.h"
 

@@ -18,7 +18,8 @@ struct Signature {
 };
 constexpr Signature kSignatures[] = {
     {0, "GIF8"sv, "begins with GIF's signature"},
-    {0, "BM"sv, "begins with BMP's signature"},
+    {0, "P1"sv, "begins with PBM's signature"},
+    {0, "P4"sv, "begins with PBM's signature"},
     {4, "jP  "sv, "begins with JPEG 2000's signature"},
     {0, "\xff\x4f\xff\x51"sv, "begins with JPEG 2000's signature"},
     {0, "\xff\x0a"sv, "begins with JPEG XL's signature"},
@@ -61,6 +62,12 @@ std::unique_ptr<PictureDecoder> DecoderOf(std::string_view file) {
        {"II*\0"sv, "MM\0*"sv, "II+\0"sv, "MM\0+"sv}) {
     if (file.starts_with(tiff)) return MakeTiffDecoder();
   }
+  if (file.starts_with("BM"sv)) return MakeBmpDecoder();
+  if (file.size() > 2 && file[0] == 'P' &&
+      "2356"sv.find(file[1]) != file.npos &&
+      " \t\n\v\f\r#"sv.find(file[2]) != file.npos) {
+    return MakePnmDecoder();
+  }
   return nullptr;
 }
 
@@ -73,7 +80,8 @@ StatusOr<std::unique_ptr<PictureDecoder>> OpenPicture(
                               file.size());
   std::unique_ptr<PictureDecoder> decoder = DecoderOf(text);
   if (decoder == nullptr) {
-    return DataLossError("not a JPEG, PNG, WebP or TIFF: {}", Looks(text));
+    return DataLossError("not a JPEG, PNG, WebP, TIFF, BMP, PGM or PPM: {}",
+                         Looks(text));
   }
   PENSTOCK_RETURN_IF_ERROR(decoder->Begin(file));
   return decoder;

@@ -63,7 +63,9 @@ class PictureDecoder {
 
 // The decoders of formats that have nothing of their own, as JPEG has
 // (jpeg_decoder.h).
+std::unique_ptr<PictureDecoder> MakeBmpDecoder();
 std::unique_ptr<PictureDecoder> MakePngDecoder();
+std::unique_ptr<PictureDecoder> MakePnmDecoder();
 std::unique_ptr<PictureDecoder> MakeTiffDecoder();
 std::unique_ptr<PictureDecoder> MakeWebpDecoder();
 

@@ -1,4 +1,4 @@
-// Converts rows of samples, as PNG and TIFF files store them, to rows of
+// Converts rows of samples, as uncompressed files store them, to rows of
 // pixels. Formulas: Pillow's convert("RGB") and convert("L").
 #ifndef BROKER_TRANSFORM_SAMPLE_ROWS_H_
 #define BROKER_TRANSFORM_SAMPLE_ROWS_H_

@@ -193,7 +193,7 @@ class BadInput(unittest.TestCase):
         self.assertEqual(run.returncode, 0, run.stderr)
         result = json.loads(run.stdout)
         self.assertIn(str(bad), run.stderr)
-        self.assertIn("not a JPEG, PNG, WebP or TIFF: begins with GIF's signature", run.stderr)
+        self.assertIn("not a JPEG, PNG, WebP, TIFF, BMP, PGM or PPM: begins with GIF's signature", run.stderr)
         self.assertEqual(result["samples"], 19)
         self.assertEqual(result["verified"], 19)
         self.assertEqual(result["steps_per_rank"], [5, 5])

@@ -443,8 +443,7 @@ def test_keys_and_namedtuples_are_those_of_pytorch():
 
 
 class Outer:
-    Inner = collections.namedtuple("Inner", "x, y")
-    Inner.__qualname__ = "Outer.Inner"
+    Inner = collections.namedtuple("Inner", "x, y")  # whose __qualname__ is Inner
 
 
 def test_classes_are_those_of_the_rank():
@@ -464,6 +463,16 @@ def test_classes_are_those_of_the_rank():
         batch, = penstock.torch.DataLoader(Of(kind), 2)
         like, = data.DataLoader(Of(kind), 2)
         assert type(batch) is type(like) and same(batch, like)
+
+
+@pytest.mark.parametrize("layout", [torch.strided, torch.jagged], ids=str)
+def test_nested_tensors(layout):
+    rows = [torch.nested.nested_tensor([torch.arange(i + 1.0), torch.zeros(2)],
+                                       layout=layout) for i in range(4)]
+    loader = penstock.torch.DataLoader(rows, batch_size=1, collate_fn=lambda batch: batch[0])
+    for batch, like in zip(loader, rows):
+        assert batch.is_nested
+        assert all(map(torch.equal, batch.unbind(), like.unbind()))
 
 
 Lengths = [5, 40, 300, 2000, 7, 9000]

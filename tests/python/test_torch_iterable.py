@@ -7,6 +7,7 @@ import pathlib
 import random
 import signal
 import time
+import warnings
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -341,6 +342,28 @@ def test_length():
     assert len(list(penstock.torch.DataLoader(Sized(0)))) == 0
     with pytest.raises(TypeError, match="Count has no length"):
         len(penstock.torch.DataLoader(Count()))
+
+
+class Undivided(Count):
+    def __len__(self):
+        return self.stop
+
+    def __iter__(self):
+        return iter(range(self.stop))
+
+
+def test_more_batches_than_len_says_are_warned_of():
+    loader = penstock.torch.DataLoader(Undivided(4), num_workers=2)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert sum(1 for _ in loader) == 8 and len(loader) == 4
+    with pytest.warns(UserWarning, match="is 4, by that of Undivided, and batch 5 has"):
+        assert len(list(loader)) == 8
+
+
+def test_more_workers_than_processors_are_warned_of():
+    with pytest.warns(UserWarning, match="num_workers: 1000 processes on"):
+        penstock.torch.DataLoader(Count(), num_workers=1000)
 
 
 @pytest.mark.parametrize("options", [

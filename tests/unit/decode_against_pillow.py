@@ -1,5 +1,5 @@
 """Promise: decode_image gives the pixels of Pillow's Image.open(...).convert("RGB") and
-convert("L") for PNG, WebP and TIFF, bit for bit, the values of a mask that its array has,
+convert("L") for PNG, WebP, TIFF, BMP, PGM and PPM, bit for bit, the values of a mask that its array has,
 also resized by NEAREST, and the pixels of ImageOps.exif_transpose with
 orientation: apply. Method: pictures of every kind that the formats have, made here (what
 Pillow cannot write, by the writers below) and the pictures of Debian's mate-backgrounds
@@ -252,6 +252,83 @@ def tiff_files(draw):
     yield "big.tif", write_tiff(values, 2, 8, big=True)
 
 
+# ---- BMP, PGM, PPM -----------------------------------------------------------
+
+
+def write_bmp(values, bits, palette=b"", masks=(), core=False, top_down=False,
+              header=40):
+    """Indices [h, w, 1] of up to 8 bits, else numbers [h, w, 1] of the pixels."""
+    height, width, _ = values.shape
+    if bits <= 8:
+        rows = packed(values, bits)
+    else:
+        rows = [b"".join(int(pixel).to_bytes(bits // 8, "little")
+                         for pixel in row[:, 0]) for row in values]
+    rows = [row + b"\0" * (-len(row) % 4) for row in rows]
+    pixels = b"".join(rows if top_down else rows[::-1])
+    fields = b"".join(mask.to_bytes(4, "little") for mask in masks)
+    if core:
+        head = struct.pack("<IHHHH", 12, width, height, 1, bits)
+    else:
+        head = struct.pack("<IiiHHIIiiII", header, width, -height if top_down else height,
+                           1, bits, 3 if masks else 0, len(pixels), 2835, 2835,
+                           len(palette) // 4, 0)
+        if header > 40:
+            head += fields.ljust(header - 40, b"\0")
+            fields = b""
+    offset = 14 + len(head) + len(fields) + len(palette)
+    return (b"BM" + struct.pack("<IHHI", offset + len(pixels), 0, 0, offset) + head +
+            fields + palette + pixels)
+
+
+def bmp_kinds(draw):
+    """Bits and the options they need."""
+    for bits in (1, 4, 8):
+        colors = draw.integers(0, 256, (1 << bits, 4)).astype(numpy.uint8)
+        yield bits, {"palette": colors.tobytes()}
+        yield bits, {"palette": colors[:, :3].tobytes(), "core": True}
+    gray = numpy.repeat(numpy.arange(256, dtype=numpy.uint8), 4)
+    yield 8, {"palette": gray.tobytes(), "top_down": True}
+    for bits in (16, 24, 32):
+        yield bits, {}
+        yield bits, {"top_down": True}
+    yield 16, {"masks": (0xf800, 0x7e0, 0x1f)}
+    yield 32, {"masks": (0xff000000, 0xff0000, 0xff00)}
+    yield 32, {"masks": (0xff, 0xff00, 0xff0000, 0xff000000), "header": 124}
+
+
+def bmp_files(draw, sizes):
+    for (bits, options), (width, height) in itertools.product(
+            list(bmp_kinds(draw)), sizes):
+        values = draw.integers(0, 1 << bits, (height, width, 1))
+        name = "_".join([f"bmp_of_{bits}_bits", *options]).replace("_palette", "")
+        if "masks" in options:
+            name += f"_{options['masks'][0]:x}"
+        yield f"{name}_{width}x{height}", write_bmp(values, bits, **options)
+
+
+def write_pnm(values, maximum, text=False, comment=False):
+    height, width, samples = values.shape
+    magic = {1: "52", 3: "63"}[samples][text]
+    mark = '# made here\n' if comment else ''
+    head = f"P{magic}\n{mark}{width} {height}\n{maximum}\n"
+    if text:
+        lines = (" ".join(map(str, row.reshape(-1))) for row in values)
+        return (head + "\n".join(lines) + "\n").encode()
+    kind = ">u2" if maximum > 255 else numpy.uint8
+    return head.encode() + values.astype(kind).tobytes()
+
+
+def pnm_files(draw, sizes, maxima=(1, 7, 100, 255, 256, 1000, 65535)):
+    for samples, maximum, text, (width, height) in itertools.product(
+            (1, 3), maxima, (False, True), sizes):
+        values = draw.integers(0, maximum + 1, (height, width, samples))
+        values.flat[-1] = 1  # of one digit: without it none is left
+        yield (f"{'pgm' if samples == 1 else 'ppm'}_to_{maximum}{'_text' * text}"
+               f"_{width}x{height}",
+               write_pnm(values, maximum, text, comment=maximum == 100))
+
+
 def saved(image, **options):
     file = io.BytesIO()
     image.save(file, **options)
@@ -398,6 +475,8 @@ def golden_files(draw):
         numpy.asarray(small), 2, 8, draw,
         extra=[(b"zTXt", b"Comment\0\0" + zlib.compress(bytes(5000)))],
         late=[(b"eXIf", exif(5, ">"))])
+    yield from bmp_files(draw, [(32, 3)])  # without padding, which may be cut off
+    yield from pnm_files(draw, [(5, 3)], maxima=(100, 255, 1000))
 
 
 def write_golden():
@@ -485,6 +564,7 @@ def main():
         folder = pathlib.Path(folder)
         for what, files in (
                 ("PNG", png_files(draw)), ("TIFF", tiff_files(draw)),
+                ("BMP", bmp_files(draw, SIZES)), ("PGM, PPM", pnm_files(draw, SIZES)),
                 ("saved by Pillow", saved_files(photograph)),
                 ("mate-backgrounds",
                  ((path.name, path.read_bytes())

@@ -152,7 +152,7 @@ TEST_F(ImageFolderSourceTest, ClassesAndFilesAreInByteOrder) {
        {"dog/b.jpg", "dog/B.jpg", "dog/a.JPEG", "cat/10.jpg", "cat/9.jpg",
         "cat/nested/deep/1.jpe", "cat/nested.jpg", "Zebra/x.JPG", "dog/.a.jpg",
         ".hidden/a.jpg", "dog/notes.txt", "dog/c.PNG", "dog/d.webp",
-        "dog/e.Tif", "dog/f.tiff", "dog/g.gif", "empty/readme"}) {
+        "dog/e.Tif", "dog/f.tiff", "dog/g.gif", "dog/h.bmp", "empty/readme"}) {
     Add(name);
   }
   auto source = Open();
@@ -161,11 +161,11 @@ TEST_F(ImageFolderSourceTest, ClassesAndFilesAreInByteOrder) {
       ElementsAre("Zebra/x.JPG=0", "cat/10.jpg=1", "cat/9.jpg=1",
                   "cat/nested.jpg=1", "cat/nested/deep/1.jpe=1", "dog/B.jpg=2",
                   "dog/a.JPEG=2", "dog/b.jpg=2", "dog/c.PNG=2", "dog/d.webp=2",
-                  "dog/e.Tif=2", "dog/f.tiff=2"));
+                  "dog/e.Tif=2", "dog/f.tiff=2", "dog/h.bmp=2"));
   EXPECT_EQ(source->left_out(), "3 other files, like dog/notes.txt");
   EXPECT_THAT(source->class_names(),
               ElementsAre("Zebra", "cat", "dog", "empty"));
-  EXPECT_EQ(progress_.done.load(), 12u);
+  EXPECT_EQ(progress_.done.load(), 13u);
   EXPECT_TRUE(source->raw_spec()[0].encoded);
   EXPECT_EQ(source->raw_spec()[1].feature,
             (Feature{"label", DType::kInt64, {}}));
@@ -233,7 +233,8 @@ TEST_F(ImageFolderSourceTest, WhatIsNoClassFolderIsExplained) {
       OpenFails(StatusCode::kInvalidArgument),
       HasSubstr(
           "2 class sub-folders, but no picture in them (.jpg, .jpeg, "
-          ".jpe, .png, .webp, .tif, .tiff); 2 other files, like cat/1.gif"));
+          ".jpe, .png, .webp, .tif, .tiff, .bmp, .pgm, .ppm); 2 other files, "
+          "like cat/1.gif"));
 }
 
 TEST_F(ImageFolderSourceTest, MissingAndWrongPathsAreNamed) {

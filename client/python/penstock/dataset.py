@@ -82,7 +82,8 @@ class Dataset:
                      masks: Optional[Mapping[str, Any]] = None,
                      io: Optional[str] = None,
                      name: Optional[str] = None) -> "Dataset":
-        """Pictures (JPEG, PNG, WebP, TIFF) in one sub-folder per class, also nested.
+        """Pictures (JPEG, PNG, WebP, TIFF, BMP, PGM, PPM) in one sub-folder per class,
+        also nested.
         Features: ``image`` (encoded), ``label`` int64 []: the index of the class
         folder in byte order. ``labels``: "none" takes all pictures in the folder, at
         any depth, and gives no label. ``masks``: ``penstock.masks(...)``, which adds

@@ -338,8 +338,19 @@ class _Unpickler(pickle.Unpickler):
         self._tensor = tensor
 
     def persistent_load(self, place: Any) -> Any:
+        if isinstance(place[0], str):
+            return _tuple_class(*place)
         number, dtype, shape = place
         return self._tensor(number).view(dtype).reshape(shape)
+
+
+def _tuple_class(module: str, qualname: str, fields: Tuple[str, ...]) -> Any:
+    """This program's class of named tuples, the newest one, or one like it."""
+    for each in reversed(tuple.__subclasses__()):
+        if (each.__module__, each.__qualname__, getattr(each, "_fields", None)) == (
+                module, qualname, fields):
+            return each
+    return collections.namedtuple(qualname.rpartition(".")[2], fields)
 
 
 def load_batch(memory: np.ndarray, whole: Callable[[int], Any]) -> Any:

@@ -86,8 +86,8 @@ def decode_image(size: Size, crop: Union[str, Mapping[str, Any], None] = None,
                  orientation: Optional[str] = None, mask: Optional[Names] = None,
                  mask_dtype: Any = None,
                  interpolation: Optional[str] = None) -> Operation:
-    """JPEG, PNG, WebP or TIFF -> uint8 [height, width, channels], antialiased
-    bilinear; transparency is dropped.
+    """JPEG, PNG, WebP, TIFF, BMP, PGM or PPM -> uint8 [height, width, channels],
+    antialiased bilinear; transparency is dropped.
 
     ``size``: [height, width] or one number; ``crop``: ``center(...)``,
     ``random_resized(...)``, ``center_pixels(...)``, ``random_pixels(...)``,

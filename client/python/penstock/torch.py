@@ -550,6 +550,10 @@ class _Object:
         self.dataset, self.batch_size = dataset, batch_size
         self.drop_last = bool(drop_last)
         self.num_workers, self.collate_fn = num_workers or 0, collate_fn
+        processors = os.cpu_count() or 1
+        _tell(f"penstock.torch.DataLoader: num_workers: {num_workers} processes on "
+              f"{processors} processors: more than these help only a dataset that waits"
+              if self.num_workers > processors else "")
         self.worker_init_fn, self.timeout = worker_init_fn, timeout
         self._max_bytes, self._on_error = max_bytes, on_error
         self._per_rank = batch_size or 1
@@ -727,6 +731,7 @@ class _Iterable(_Object):
         self._made: Optional[Tuple[Any, Dict[str, Any]]] = None
         self._loads = 0  # states, each of which the dataset is pickled with
         self._begun: Dict[int, int] = collections.Counter()  # jobs, by epoch
+        self._said_length: Optional[int] = None  # what len() was
         self._begin = b""  # a position of the iterators, of a state
         self._position = b""  # after the last batch that had one
 
@@ -783,7 +788,8 @@ class _Iterable(_Object):
         rows = len(self.dataset)
         size = self.batch_size or 1
         batches = rows // size if self.drop_last else -(-rows // size)
-        return -(-batches // world_size)
+        self._said_length = -(-batches // world_size)
+        return self._said_length
 
     def epoch(self) -> Optional[int]:
         epoch = self._dataset_epoch()
@@ -808,6 +814,12 @@ class _Iterable(_Object):
             # In the last step only some of the ranks may have a batch.
             return result.empty if batch.step * ranks < result.batches else result
         self._position = map_style.position_of(memory) or self._position
+        if self._said_length is not None and batch.step >= self._said_length:
+            warnings.warn(
+                f"len() of the loader is {self._said_length}, by that of "
+                f"{type(self.dataset).__name__}, and batch {batch.step + 1} has come: "
+                "each of num_workers processes iterates over all of a dataset that does "
+                "not divide itself by get_worker_info()", stacklevel=2)
         return result
 
     def state(self, state: Dict[str, Any]) -> Dict[str, Any]:
