@@ -70,15 +70,31 @@ void Delivery::RecordOpened(const Lane& lane, const Plan::RankBatch& rows) {
 }
 
 uint32_t Delivery::LaneInTurn() const {
+  const uint32_t absent =
+      consumers_.size() < lanes_.size() ? FirstAbsentRank() : 0;
+  const auto rank_of = [absent](const Lane& lane) {
+    return lane.members().empty() ? absent : lane.rank();
+  };
   uint32_t first = 0;
   for (uint32_t i = 1; i < lanes_.size(); ++i) {
     const Lane& one = lanes_[i];
     const Lane& other = lanes_[first];
     const bool is_later = !one.WillOpen(other.next());
     const bool is_earlier = !other.WillOpen(one.next());
-    if (is_earlier || (!is_later && one.rank() < other.rank())) first = i;
+    if (is_earlier || (!is_later && rank_of(one) < rank_of(other))) {
+      first = i;
+    }
   }
   return first;
+}
+
+uint32_t Delivery::FirstAbsentRank() const {
+  if (shape_.world_size != shape_.consumers_max) return 0;
+  const std::vector<uint32_t>& ranks = phases_.last().ranks;
+  const auto absent =
+      std::find_if_not(ranks.begin(), ranks.end(),
+                       [this](uint32_t rank) { return Knows(rank); });
+  return absent == ranks.end() ? 0 : *absent;
 }
 
 OpenBatch* Delivery::Open() {
