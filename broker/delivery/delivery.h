@@ -426,8 +426,8 @@ class Delivery {
   Consumer* AddToLane(uint32_t rank, std::optional<uint32_t> node);
   // The lane of the next batch of the plan.
   uint32_t LaneInTurn() const;
-  // Of a lane that nobody has come to. If the world spans several hosts, it may
-  // be any: 0.
+  // The rank of a lane that nobody has come to. If the world spans several
+  // hosts, it may be any: 0.
   uint32_t FirstAbsentRank() const;
   uint32_t NodeOf(uint32_t slot) const;  // key of its batches in claimable_
   bool Exhausted(const Consumer& consumer) const {
