@@ -19,9 +19,11 @@ the mean and the range of the ratios, turn by turn:
             next row when it has one done; then penstock.torch.DataLoader with four
             processes, and PyTorch's, in order and not. Rows whose function was
             called before the first batch came do not count
-  loader    penstock.torch.DataLoader beside PyTorch's with two workers: how long
-            the first batch of a loader takes, and that of its next loop; an epoch
-            of cheap samples, and of token lists that collate_fn pads
+  loader    penstock.torch.DataLoader beside PyTorch's, with 0, 2 and 4 workers: how
+            long the first batch of a loader takes, and that of its next loop; an
+            epoch of cheap samples, of token lists that collate_fn pads, of an
+            iterable; of two ranks with so many workers each; and the memory that
+            an epoch takes. With 0 workers PyTorch makes the samples in the program
   producer  batches of NumPy rows from one process to another: penstock.producer
             beside multiprocessing.Queue, one consumer, small rows and large ones
 
@@ -320,40 +322,121 @@ def pairs(count):
                                           torch.arange(count))
 
 
-def first_batch_ms(make, loops):
+class Numbers:
+    """An iterable of so many samples, which the workers divide."""
+
+    def __new__(cls, count):
+        from torch.utils import data
+
+        class Divided(data.IterableDataset):
+            def __iter__(self):
+                worker = data.get_worker_info()
+                return iter(range(count) if worker is None else
+                            range(worker.id, count, worker.num_workers))
+        return Divided()
+
+
+def loader_of(kind):
+    from penstock.torch import DataLoader as PenstockLoader
+    from torch.utils.data import DataLoader
+    return {"torch": DataLoader, "penstock": PenstockLoader}[kind]
+
+
+def first_batch_ms(kind, workers, loops):
     """Of the last one of so many loops, each left after its first batch."""
-    loader = make(pairs(1000), batch_size=10, num_workers=2, shuffle=True)
+    loader = loader_of(kind)(pairs(1000), batch_size=10, num_workers=workers,
+                             shuffle=True)
     for _ in range(loops):
         begin = time.perf_counter()
         next(iter(loader))
     return (time.perf_counter() - begin) * 1000
 
 
-def epoch_rate(make, dataset, **options):
+def epoch_rate(kind, workers, dataset, records, **options):
     """Samples per second, of a second epoch."""
-    loader = make(dataset, batch_size=64, num_workers=2, shuffle=True, **options)
+    loader = loader_of(kind)(dataset, batch_size=64, num_workers=workers, **options)
     for _ in range(2):
         begin = time.perf_counter()
-        batches = sum(1 for _ in loader)
-    assert batches == -(-len(dataset) // 64)
-    return len(dataset) / (time.perf_counter() - begin)
+        for batch in loader:
+            del batch
+    return records / (time.perf_counter() - begin)
 
 
-def loader_tables(records):
-    from penstock.torch import DataLoader as PenstockLoader
-    from torch.utils.data import DataLoader
-    first = Table("the first batch of a loader", "ms")
-    again = Table("the first batch of its next loop", "ms")
-    cheap = Table("cheap samples", "samples/s")
-    padded = Table("padded lists of tokens", "samples/s")
-    for name, make in (("torch DataLoader", DataLoader),
-                       ("penstock.torch.DataLoader", PenstockLoader)):
-        first.add(name, functools.partial(first_batch_ms, make, 1))
-        again.add(name, functools.partial(first_batch_ms, make, 2))
-        cheap.add(name, functools.partial(epoch_rate, make, pairs(records)))
-        padded.add(name, functools.partial(epoch_rate, make, Tokens(records),
-                                           collate_fn=pad))
-    return [first, again, cheap, padded]
+def resident_mib():
+    """Of all processes of this machine; what they share counts once."""
+    total = 0
+    for process in pathlib.Path("/proc").glob("[0-9]*/smaps_rollup"):
+        try:
+            total += next(int(line.split()[1]) for line in process.read_text().splitlines()
+                          if line.startswith("Pss:"))
+        except (OSError, StopIteration):
+            pass
+    return total / 1024
+
+
+def memory_mib(kind, workers, records):
+    """That an epoch over a list of texts takes, beside the list: at its last batch."""
+    loader = loader_of(kind)([f"sample {i} " + "x" * 80 for i in range(20 * records)],
+                             batch_size=4096, num_workers=workers, shuffle=True)
+    before = resident_mib()
+    for step, batch in enumerate(loader, 1):
+        if step == len(loader):
+            return resident_mib() - before
+        del batch
+
+
+def be_a_rank(kind, workers, records):
+    """Prints the seconds of a second epoch."""
+    from torch.utils import data
+    rank, ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    dataset = pairs(records)
+    if kind == "torch":
+        sampler = data.DistributedSampler(dataset, ranks, rank)
+        loader = loader_of(kind)(dataset, batch_size=64, num_workers=workers,
+                                 sampler=sampler)
+    else:
+        loader = loader_of(kind)(dataset, batch_size=64, num_workers=workers * ranks,
+                                 shuffle=True)
+    for _ in range(2):
+        begin = time.perf_counter()
+        for batch in loader:
+            del batch
+    print(time.perf_counter() - begin)
+
+
+def ranks_rate(kind, workers, records, ranks=2):
+    """Samples per second of all ranks, each with so many workers."""
+    running = [subprocess.Popen(
+        [sys.executable, __file__, "--rank-of", f"{kind},{workers},{records}"],
+        env={**os.environ, "RANK": str(rank), "WORLD_SIZE": str(ranks),
+             "LOCAL_RANK": str(rank), "LOCAL_WORLD_SIZE": str(ranks)},
+        stdout=subprocess.PIPE, text=True) for rank in range(ranks)]
+    slowest = max(float(process.communicate()[0]) for process in running)
+    return records / slowest
+
+
+def loader_tables(records, all_workers):
+    tables = []
+    for workers in all_workers:
+        for title, unit, run in (
+                ("first batch", "ms", lambda *side: first_batch_ms(*side, 1)),
+                ("first batch of the next loop", "ms",
+                 lambda *side: first_batch_ms(*side, 2)),
+                ("cheap samples", "samples/s", lambda *side: epoch_rate(
+                    *side, pairs(records), records, shuffle=True)),
+                ("padded lists of tokens", "samples/s", lambda *side: epoch_rate(
+                    *side, Tokens(records), records, shuffle=True, collate_fn=pad)),
+                ("an iterable", "samples/s", lambda *side: epoch_rate(
+                    *side, Numbers(records), records)),
+                ("two ranks, cheap samples", "samples/s",
+                 lambda *side: ranks_rate(*side, records)),
+                (f"memory of an epoch over {20 * records} texts", "MiB",
+                 lambda *side: memory_mib(*side, records))):
+            table = Table(f"num_workers={workers}: {title}", unit)
+            for kind in ("torch", "penstock"):
+                table.add(f"{kind} DataLoader", functools.partial(run, kind, workers))
+            tables.append(table)
+    return tables
 
 
 # ---- producer
@@ -422,7 +505,11 @@ def main():
     parser.add_argument("--tiny", action="store_true",
                         help="so short that the figures mean nothing")
     parser.add_argument("--json", action="store_true", help="print JSON")
+    parser.add_argument("--rank-of", help=argparse.SUPPRESS)
     options = parser.parse_args()
+    if options.rank_of:
+        kind, workers, records = options.rank_of.split(",")
+        return be_a_rank(kind, int(workers), int(records))
     runs = 1 if options.tiny else options.runs
     command = os.environ.get("PENSTOCK_COMMAND") or str(
         pathlib.Path(penstock.__file__).parent / "bin" / "penstock")
@@ -487,7 +574,8 @@ def main():
             tables.append(table)
         if wanted("loader"):
             try:
-                tables += loader_tables(200 if options.tiny else 50_000)
+                tables += (loader_tables(200, [2]) if options.tiny else
+                           loader_tables(50_000, [0, 2, 4]))
             except ImportError:
                 print("no torch: without the loaders", file=sys.stderr)
         if wanted("producer"):

@@ -1,5 +1,6 @@
 """TensorFlow on the CPU: tensors keep their batch, and Keras trains on a tf.data.Dataset."""
 
+import collections
 import subprocess
 import sys
 
@@ -52,6 +53,40 @@ def test_a_dataset(broker, pairs):
 
 def labels_in(data):
     return [int(label) for x, y in data for label in y]
+
+
+def mapping_of(tensor):
+    """What the tensor's memory is mapped from; "": of no file."""
+    address = np.from_dlpack(tensor).__array_interface__["data"][0]
+    with open("/proc/self/maps") as maps:
+        for line in maps:
+            begin, end = (int(each, 16) for each in line.split()[0].split("-"))
+            if begin <= address < end:
+                return line.split(maxsplit=5)[5:]
+
+
+def test_a_dataset_copies_only_what_its_rank_may_not_hold(broker, request, tmp_path):
+    np.save(tmp_path / "x.npy", np.arange(1 << 16).reshape(64, 1024))
+    rows = penstock.Dataset.npy({"x": tmp_path / "x.npy"}).batch(4).hold(6)
+    want = list(range(0, 1 << 16, 1024))
+    for job, pipeline, kept in (
+            ("one", lambda dataset: dataset, 1), ("all", lambda dataset: dataset, 16),
+            ("ahead", lambda dataset: dataset.prefetch(2), 1)):
+        dataset = penstock.tf.dataset(rows, socket=broker.socket, rank=0, world_size=1,
+                                      job=f"{request.node.name}-{job}")
+        elements, found, shared = collections.deque(maxlen=kept), [], 0
+        for element in pipeline(dataset):
+            elements.append(element["x"])
+            shared += "penstock" in str(mapping_of(elements[-1]))
+            found += elements[-1][:, 0].numpy().tolist()
+        assert found == want
+        if kept > 1:
+            assert 0 < shared < 6
+            assert [i for each in elements for i in each[:, 0].numpy().tolist()] == want
+        else:
+            assert shared > 8
+        elements.clear()
+        dataset.reader.close()
 
 
 def test_iterated_after_its_last_epoch_it_says_so(broker, pairs):

@@ -36,9 +36,10 @@ def dataset(source: Any = None, *, features: Optional[Sequence[str]] = None,
     it into ``tf.errors.UnknownError``). A ``repeat`` after ``map`` or ``prefetch``
     causes one: put it before them.
 
-    Batches are copied once, because tf.data may keep elements for any time. To avoid
-    the copy, iterate the reader and use ``batch.tf()``. Shuffling, batching and
-    mapping belong in the spec. ``dataset.element_spec`` is the input_signature of a
+    Tensors lie over the batches' memory. A pipeline that keeps more batches than a
+    rank may hold (``prefetch``, ``shuffle``, a list) gets copies of the others;
+    ``.hold(n)`` of the dataset spares them. Shuffling, batching and mapping belong
+    in the spec. ``dataset.element_spec`` is the input_signature of a
     tf.function that takes its elements.
 
     Args:
@@ -56,12 +57,16 @@ def dataset(source: Any = None, *, features: Optional[Sequence[str]] = None,
 
     def elements(epoch: Epoch) -> Iterator[Any]:
         for batch in epoch:
-            # TensorFlow keeps aligned arrays without copying and frees them late;
-            # copies, so that it does not hold batches.
-            copies = [batch[name].copy() for name in names]
+            # TensorFlow keeps aligned arrays without a copy, as long as it likes: what
+            # it keeps longer than a rank may gets one.
+            arrays = [batch[name] for name in names]
             del batch
-            yield (tuple(copies) if features is not None else
-                   dict(zip(names, copies)))
+            stats = reader.stats()
+            if stats["held"] >= stats["hold_max"]:
+                arrays = [array.copy() for array in arrays]
+            yield (tuple(arrays) if features is not None else
+                   dict(zip(names, arrays)))
+            del arrays
 
     signatures: Any = {name: signature(name) for name in names}
     if features is not None:
