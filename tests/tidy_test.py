@@ -82,10 +82,18 @@ def undocumented_functions(header, marker):
 
 def undocumented_names(package):
     """Public classes, functions and methods of a Python package's files without
-    a docstring."""
+    a docstring, and that no class of the file that they derive from documents."""
     missing = []
     for path in sorted((TOP / package).glob("*.py")):
         tree = ast.parse(path.read_text(encoding="utf-8"))
+        documented = {}  # by class, with those that it derives from
+        for node in tree.body:
+            if isinstance(node, ast.ClassDef):
+                documented[node.name] = {
+                    each.name for each in node.body
+                    if isinstance(each, ast.FunctionDef) and ast.get_docstring(each)}
+                for base in node.bases:
+                    documented[node.name] |= documented.get(ast.unparse(base), set())
         nodes = [(node, "") for node in tree.body]
         while nodes:
             node, prefix = nodes.pop()
@@ -95,7 +103,8 @@ def undocumented_names(package):
                 continue
             overload = any("overload" in ast.unparse(each)
                            for each in node.decorator_list)
-            if not ast.get_docstring(node) and not overload:
+            inherited = node.name in documented.get(prefix.rstrip("."), ())
+            if not ast.get_docstring(node) and not overload and not inherited:
                 missing.append(f"{path.name}: {prefix}{node.name}")
             if isinstance(node, ast.ClassDef):
                 nodes += [(each, f"{node.name}.") for each in node.body]

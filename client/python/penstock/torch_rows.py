@@ -47,22 +47,16 @@ _ELSEWHERE["batch_sampler"] = _ELSEWHERE["generator"] = _ELSEWHERE["sampler"]
 _told: Set[str] = set()
 
 
-class SpecRows:
-    """Rows of a spec, which says all of them: batches are tensors by feature."""
+class Rows:
+    """What a loader asks of its kind of dataset."""
 
-    # After a ``break`` the next loop is of the rest of the epoch.
-    loop_is_epoch = False
-
-    def __init__(self, spec: Any, **given: Any):
-        for name in given:
-            raise TypeError(f"penstock.torch.DataLoader of a spec has no {name!r}: "
-                            + _ELSEWHERE[name])
-        self._spec = spec
+    # Whether the next loop after a ``break`` is of the next epoch.
+    loop_is_epoch = True
 
     def source(self, options: Dict[str, Any],
                ranks: Optional[map_style.Ranks]) -> Tuple[Any, Dict[str, Any]]:
         """What ``attach`` takes: a spec, and options."""
-        return self._spec, options
+        raise NotImplementedError
 
     def attached(self, reader: Reader) -> None:
         """Learns from the Reader what is delivered."""
@@ -85,15 +79,32 @@ class SpecRows:
     def result(self, batch: Batch, reader: Reader,
                placed: Callable[[torch.Tensor], torch.Tensor]) -> Any:
         """What the loop gets; placed: a tensor where the loop wants it."""
+        raise NotImplementedError
+
+
+class SpecRows(Rows):
+    """Rows of a spec, which says all of them: batches are tensors by feature."""
+
+    loop_is_epoch = False
+
+    def __init__(self, spec: Any, **given: Any):
+        for name in given:
+            raise TypeError(f"penstock.torch.DataLoader of a spec has no {name!r}: "
+                            + _ELSEWHERE[name])
+        self._spec = spec
+
+    def source(self, options: Dict[str, Any],
+               ranks: Optional[map_style.Ranks]) -> Tuple[Any, Dict[str, Any]]:
+        return self._spec, options
+
+    def result(self, batch: Batch, reader: Reader,
+               placed: Callable[[torch.Tensor], torch.Tensor]) -> Any:
         return {name: placed(tensor) for name, tensor in batch.torch().items()}
 
 
-class ObjectRows:
+class ObjectRows(Rows):
     """A dataset of Python, with PyTorch's arguments: batches are what collate_fn makes
-    of its samples. Its methods are those of SpecRows."""
-
-    # After a ``break`` the next loop is of the next epoch, as PyTorch's.
-    loop_is_epoch = True
+    of its samples."""
 
     def __init__(self, dataset: Any, name: str, *, batch_size: Optional[int] = 1,
                  num_workers: Optional[int] = None,
