@@ -75,17 +75,19 @@ uint32_t Delivery::LaneInTurn() const {
   const auto rank_of = [absent](const Lane& lane) {
     return lane.members().empty() ? absent : lane.rank();
   };
-  uint32_t first = 0;
-  for (uint32_t i = 1; i < lanes_.size(); ++i) {
+  std::optional<uint32_t> first;
+  for (uint32_t i = 0; i < lanes_.size(); ++i) {
     const Lane& one = lanes_[i];
-    const Lane& other = lanes_[first];
-    const bool is_later = !one.WillOpen(other.next());
-    const bool is_earlier = !other.WillOpen(one.next());
-    if (is_earlier || (!is_later && rank_of(one) < rank_of(other))) {
-      first = i;
+    if (one.taken() && one.members().empty()) continue;  // others have its share
+    if (first) {
+      const Lane& other = lanes_[*first];
+      const bool is_later = !one.WillOpen(other.next());
+      const bool is_earlier = !other.WillOpen(one.next());
+      if (is_later || (!is_earlier && rank_of(other) <= rank_of(one))) continue;
     }
+    first = i;
   }
-  return first;
+  return first.value_or(0);
 }
 
 uint32_t Delivery::FirstAbsentRank() const {

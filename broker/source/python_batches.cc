@@ -47,8 +47,12 @@ class PythonBatches final : public Source::Maker {
       asked_ = false;
       const Status status = Ask();
       if (!status.ok()) {
-        if (status.code() == StatusCode::kInvalidArgument) return status;
-        return Ended(status);
+        const Status error = status.code() == StatusCode::kInvalidArgument
+                                 ? status
+                                 : Ended(status);
+        // The other rows of the batch are not made one by one.
+        if (error.code() != StatusCode::kAborted) next_ = wanted_.size();
+        return error;
       }
     }
     const size_t row = next_++;
@@ -67,7 +71,9 @@ class PythonBatches final : public Source::Maker {
     return found->second.substitute;
   }
 
-  size_t begun() const override { return wanted_.size() - next_ - 1; }
+  size_t begun() const override {
+    return wanted_.size() - std::min(next_ + 1, wanted_.size());
+  }
 
  private:
   struct Failed {
@@ -153,6 +159,9 @@ class PythonBatches final : public Source::Maker {
                           ? DataLossError("{}", body.substr(0, text))
                           : blame->second};
       body.remove_prefix(text);
+    }
+    if (size == 0 && failed_.size() < rows) {
+      return PythonRecordProcess::WrongAnswer();
     }
     return OkStatus();
   }

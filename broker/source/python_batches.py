@@ -31,6 +31,7 @@ import typing
 ROOM_BYTES_MIN = 64 << 10
 BATCH_BYTES = 256 << 20  # at most, unless max_bytes or the first one says more
 BATCH_BYTES_MAX = 1 << 30
+MEMORY_BYTES_MAX = 2 << 30  # PythonRecordProcess::kMemoryBytesMax
 FAILED_MAX = 1000  # rows of an answer
 SKIPPED = 1 << 63
 NONE = (1 << 64) - 1
@@ -47,7 +48,8 @@ def round_up(size, to):
 
 class Ordered:
     """The order of a sampler, which is asked once per pass; if it keeps a state of
-    its own, for all passes from the first on."""
+    its own, for all passes from the first on. Generators that it has are seeded for
+    each pass: they are no state."""
 
     def __init__(self, opened, generators):
         self.opened = opened
@@ -55,6 +57,7 @@ class Ordered:
         self.generators = generators
         self.orders = {}
         self.begin = None if hasattr(self.sampler, "set_epoch") else self.state()
+        self.begin_kept = self.kept if self.begin else []
         self.asked = None  # passes so far, of one with a state
 
     def indices(self, record, number, seed):
@@ -81,9 +84,10 @@ class Ordered:
     def ask(self, number, seed):
         value = mix(seed, number, MASK)
         self.generators.set_all(value)
-        generator = getattr(self.sampler, "generator", None)
-        if hasattr(generator, "manual_seed"):
-            generator.manual_seed(value >> 1)
+        self.state()
+        for i, generator in enumerate(
+                each for each in self.kept if hasattr(each, "manual_seed")):
+            generator.manual_seed((value >> 1) + i)
         if hasattr(self.sampler, "set_epoch"):
             self.sampler.set_epoch(number)
         order = [list(each) if self.opened.batch_size == 0 else [each]
@@ -93,34 +97,33 @@ class Ordered:
                              f"{len(self.sampler)}")
         return order
 
-    def kept(self):
-        """Objects that are no state of the sampler: the dataset, and generators,
-        which are seeded for each pass."""
+    def state(self):
+        """Pickled, without the dataset and generators, which go to self.kept; None: it
+        cannot be."""
+        import cloudpickle
         torch = sys.modules.get("torch")
         others = () if torch is None else (torch.Generator,)
-        return lambda value: value is self.opened.dataset or isinstance(value, others)
+        kept = self.kept = []
 
-    def state(self):
-        """Pickled; None: it cannot be."""
-        is_kept = self.kept()
-        kept = self.kept_objects = []
-
-        class Pickler(pickle.Pickler):
-            def persistent_id(self, value):
-                if not is_kept(value):
+        class Pickler(cloudpickle.Pickler):
+            def persistent_id(_, value):
+                if value is not self.opened.dataset and not isinstance(value, others):
                     return None
+                for place, each in enumerate(kept):
+                    if each is value:
+                        return place
                 kept.append(value)
                 return len(kept) - 1
 
         file = io.BytesIO()
         try:
             Pickler(file, protocol=5).dump(getattr(self.sampler, "__dict__", None))
-        except Exception:
+        except Exception:  # it holds an iterator since it was asked
             return None
         return file.getvalue()
 
     def restore(self):
-        kept = self.kept_objects
+        kept = self.begin_kept
 
         class Unpickler(pickle.Unpickler):
             def persistent_load(self, number):
@@ -239,7 +242,10 @@ class BatchMemory:
         """Writes it over what was asked for; returns its offset."""
         end = at + batch.bytes
         if end > self.bytes:
-            size = round_up(end + end // 2, mmap.PAGESIZE)
+            if end > MEMORY_BYTES_MAX:
+                raise ValueError(f"the memory of a process has room for {MEMORY_BYTES_MAX} "
+                                 f"bytes of batches; {end} are wanted")
+            size = min(round_up(end + end // 2, mmap.PAGESIZE), MEMORY_BYTES_MAX)
             os.ftruncate(MEMORY, size)
             in_work = int(self.in_work[0])
             self.follow(size)
@@ -308,7 +314,7 @@ class Batches:
             if failed and self.opened.on_error == "fail":
                 (row, (_, text)), = failed.items()
                 batch, failed = self.failure(rows[row][0], text.decode()), {}
-            elif samples:
+            elif not failed or samples:
                 self.seed(mix(seed, *reversed(rows[0])) ^ 1)
                 try:
                     batch = self.opened.collate(samples)
@@ -374,9 +380,9 @@ class Batches:
         flat = [index for of_record in indices for index in of_record]
         try:
             samples = self.fetches(flat)
+            return samples if len(samples) == len(flat) else None
         except BaseException:
             return None  # of one row; which one is found one by one
-        return list(samples) if len(samples) == len(flat) else None
 
 
 def describe_batches(opened, options):

@@ -73,6 +73,15 @@ class PythonIterators final : public Source::Maker {
 
   Status Make(uint64_t seed, const Source::Wanted& wanted,
               RawRecord* raw) override {
+    const Status status = MakeOne(seed, wanted, raw);
+    // Another record may be wanted all the same: of a lane whose ranks have not
+    // come to this one yet.
+    if (!status.ok()) iterators_.clear();
+    return status;
+  }
+
+ private:
+  Status MakeOne(uint64_t seed, const Source::Wanted& wanted, RawRecord* raw) {
     if (iterators_.empty() || seed != seed_ || wanted.pass != pass_ ||
         wanted.record < number_) {
       seed_ = seed;
@@ -91,7 +100,6 @@ class PythonIterators final : public Source::Maker {
     return OkStatus();
   }
 
- private:
   struct Iterator {
     Iterator(std::shared_ptr<const PythonRecords> records, uint32_t index,
              Cancelled cancelled)

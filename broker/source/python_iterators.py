@@ -17,6 +17,7 @@ whether the ones before it were made, passed over, or left out by a state.
 """
 
 import contextlib
+import io
 import os
 import pickle
 import struct
@@ -136,8 +137,11 @@ class Iterators:
         if hasattr(self.dataset, "set_epoch"):
             self.dataset.set_epoch(number)
         try:
-            self.taken, kept, of_iterator = (
-                pickle.loads(state) if state else (0, None, False))
+            self.taken, kept, of_iterator, self.sample, ended = (
+                pickle.loads(state) if state else (0, None, False, None, False))
+            if ended:  # it may begin again when it is asked once more
+                self.ended = True
+                return
             if kept is not None and not of_iterator:
                 self.dataset.load_state_dict(kept)
             self.iterator = iter(self.dataset)
@@ -147,12 +151,25 @@ class Iterators:
             self.failed = self.failure(error)
 
     def state(self):
-        """With the number of batches; b"": none is kept."""
+        """With the number of batches, and whether it has ended, where a batch of no
+        rows is like the last sample; b"": none is kept."""
         for each in (self.iterator, self.dataset):
             if keeps_state(each):
-                return pickle.dumps(
-                    (self.taken, each.state_dict(), each is self.iterator), 5)
+                return self.pickled((
+                    self.taken, None if self.ended else each.state_dict(),
+                    each is self.iterator, self.sample if self.ended else None,
+                    self.ended))
         return b""
+
+    def pickled(self, state):
+        """b"": it cannot be: batches before it are passed over."""
+        import cloudpickle
+        file = io.BytesIO()
+        try:
+            cloudpickle.Pickler(file, protocol=5).dump(state)
+        except Exception:
+            return b""
+        return file.getvalue()
 
     def seed_batch(self):
         self.generators.set_all(

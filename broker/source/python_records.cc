@@ -69,6 +69,7 @@ Status PythonRecordProcess::Start(uint64_t bytes) {
 }
 
 StatusOr<PythonProcess::Answer> PythonRecordProcess::Receive(size_t number) {
+  if (process_ == nullptr) return NoProcess();
   PENSTOCK_ASSIGN_OR_RETURN(
       PythonProcess::Answer answer,
       process_->Receive(records_->options.call_timeout_ns, cancelled_));
@@ -80,6 +81,10 @@ StatusOr<PythonProcess::Answer> PythonRecordProcess::Receive(size_t number) {
   if (bytes > kMemoryBytesMax) return WrongAnswer();
   PENSTOCK_RETURN_IF_ERROR(memory_.Follow(bytes));
   return answer;
+}
+
+Status PythonRecordProcess::NoProcess() {
+  return UnavailableError("its process has ended");
 }
 
 Status PythonRecordProcess::WrongAnswer() {

@@ -81,6 +81,7 @@ class PythonRecordProcess {
   // Starts it where there is none, with so much memory at least.
   Status Start(uint64_t bytes);
   Status Send(std::span<const uint64_t> numbers) {
+    if (process_ == nullptr) return NoProcess();
     return process_->Send(numbers, cancelled_);
   }
   // Follows it as its memory grows, which the answer's `number` says. Failed:
@@ -93,6 +94,7 @@ class PythonRecordProcess {
   // Aborted: another process is to be asked; else the error to return.
   Status Ended(const Status& status, std::optional<uint64_t> record);
   static Status WrongAnswer();
+  static Status NoProcess();
   // The index of the row in work, of those that it was asked for: after Send.
   // nullopt: no single one.
   std::optional<uint64_t> InWork(uint64_t rows) const;

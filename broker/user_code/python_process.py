@@ -233,11 +233,22 @@ def fork_on_request(link, prepare):
                 os._exit(0)
         for descriptor in given:
             os.close(descriptor)
-        pidfd = os.pidfd_open(child)
+        pidfd = pidfd_open(child)
         link.sendmsg([answer(call, DONE, struct.pack("<Q", child))],
                      [(socket.SOL_SOCKET, socket.SCM_RIGHTS,
                        struct.pack("i", pidfd))])
         os.close(pidfd)
+
+
+def pidfd_open(pid):
+    """Some builds of Python have no os.pidfd_open."""
+    if hasattr(os, "pidfd_open"):
+        return os.pidfd_open(pid)
+    import ctypes
+    descriptor = ctypes.CDLL(None, use_errno=True).syscall(434, pid, 0)  # on all machines
+    if descriptor < 0:
+        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+    return descriptor
 
 
 def in_child(work):
@@ -258,7 +269,7 @@ def in_child(work):
             os._exit(0)
     os.close(writable)
     # Its own children may keep the pipe open.
-    pidfd = os.pidfd_open(child)
+    pidfd = pidfd_open(child)
     ready = select.poll()
     ready.register(readable, select.POLLIN)
     ready.register(pidfd, select.POLLIN)

@@ -552,6 +552,92 @@ class Turning(data.Sampler):
         return 7
 
 
+class Indices(data.Dataset):
+    def __init__(self, count):
+        self.count = count
+
+    def __len__(self):
+        return self.count
+
+    def __getitem__(self, i):
+        return i
+
+
+class Permuted(data.Sampler):
+    """Has its generator under a name of its own, and something that only cloudpickle
+    takes."""
+
+    def __init__(self, rows):
+        self.rows, self.own = rows, torch.Generator().manual_seed(1)
+        self.twice = lambda i: i
+
+    def __len__(self):
+        return self.rows
+
+    def __iter__(self):
+        order = torch.randperm(self.rows, generator=self.own).tolist()
+        return map(self.twice, order)
+
+
+def test_processes_agree_about_a_samplers_random_numbers():
+    loader = penstock.torch.DataLoader(Indices(96), 32, sampler=Permuted(96), num_workers=4)
+    orders = [[i for batch in loader for i in batch.tolist()] for _ in range(4)]
+    for order in orders:
+        assert sorted(order) == list(range(96))
+    assert orders[0] != orders[1]
+
+
+def test_a_batch_without_samples_goes_to_collate_fn():
+    sizes = [2, 3, 0, 1]
+    batches, end = [], 0
+    for size in sizes:
+        batches.append(list(range(end, end + size)))
+        end += size
+    loader = penstock.torch.DataLoader(Indices(6), batch_sampler=batches, collate_fn=len)
+    assert list(loader) == sizes
+
+
+class Fetched(data.Dataset):
+    def __len__(self):
+        return 8
+
+    def __getitems__(self, indices):
+        return torch.tensor(indices)
+
+
+def test_what_getitems_returns_goes_to_collate_fn_as_it_is():
+    Fetched.__getitem__ = lambda self, i: torch.tensor(i)
+    loader = penstock.torch.DataLoader(Fetched(), 4, collate_fn=lambda batch: batch)
+    assert [batch.tolist() for batch in loader] == [[0, 1, 2, 3], [4, 5, 6, 7]]
+
+
+class Stops(Indices):
+    def __getitem__(self, i):
+        if i == 5:
+            raise StopIteration("no more")
+        return super().__getitem__(i)
+
+
+def test_a_sample_that_raises_stop_iteration_ends_no_loop():
+    with pytest.raises(RuntimeError, match="StopIteration: no more"):
+        list(penstock.torch.DataLoader(Stops(8), 2))
+
+
+def test_a_loader_leaves_no_file(broker):
+    folder = pathlib.Path(broker.socket).parent / "datasets"
+    before = set(folder.glob("*")) if folder.exists() else set()
+    data_set = data.TensorDataset(torch.zeros(64, 1024))
+    loaders = [penstock.torch.DataLoader(data_set, 8, job=f"files-{i}", _name="files",
+                                         rank=0, world_size=1) for i in range(2)]
+    for loader in loaders:
+        next(iter(loader))
+    assert set(folder.glob("*")) > before
+    loaders[0].close()  # the other one's processes may need it yet
+    assert set(folder.glob("*.pickle")) > before
+    loaders[1].close()
+    assert set(folder.glob("*")) == before
+
+
 def test_a_sampler_with_a_state_is_asked_for_each_epoch_in_turn():
     wanted = [[i.item() for i in data.DataLoader(torch.arange(10), sampler=sampler)]
               for sampler in [Turning()] for _ in range(4)]

@@ -291,6 +291,67 @@ def test_processes_that_keep_ending_are_an_error(tmp_path):
         next(loader)
 
 
+class Forgetful(Stateful):
+    """Its state cannot be told from the third batch on."""
+
+    def state_dict(self):
+        if self.next > 4:
+            raise ValueError("no state here")
+        return super().state_dict()
+
+
+def test_an_error_of_a_batch_that_nobody_is_at_yet(tmp_path, broker):
+    """All consumers of a broadcast begin together: its error comes before the second."""
+    dataset = Forgetful(400, tmp_path / "made")
+
+    def make(rank):
+        return penstock.torch.DataLoader(
+            dataset, batch_size=2, num_workers=1, delivery="broadcast", timeout=60,
+            rank=rank, world_size=2, local_world_size=2, _name="forgetful")
+
+    def run(rank):
+        time.sleep(3 * rank)
+        with make(rank) as loader, pytest.raises(Exception, match="no state here"):
+            list(loader)
+
+    with ThreadPoolExecutor(2) as pool:
+        list(pool.map(run, range(2)))
+    assert penstock.attach(penstock.Dataset.range(2).batch(1), socket=broker.socket,
+                           job="after", rank=0, world_size=1).next()["value"].tolist() == [0]
+
+
+class Again(Count):
+    """Begins again when it has ended; a state is where it is."""
+
+    def __init__(self, stop):
+        super().__init__(stop)
+        self.next = 0
+
+    def __iter__(self):
+        first = 100 * data.get_worker_info().id
+        while self.next < self.stop + first // 10:
+            self.next += 1
+            yield first + self.next - 1
+        self.next = 0
+
+    def state_dict(self):
+        return {"next": self.next}
+
+    def load_state_dict(self, state):
+        self.next = state["next"]
+
+
+@pytest.mark.parametrize("taken", [5, 6])
+def test_a_state_behind_an_iterators_last_batch(taken):
+    loader = penstock.torch.DataLoader(Again(10), batch_size=4, num_workers=2)
+    whole = [batch.tolist() for batch in loader]
+    loader = penstock.torch.DataLoader(Again(10), batch_size=4, num_workers=2)
+    got = [batch.tolist() for batch in itertools.islice(loader, taken)]
+    other = penstock.torch.DataLoader(Again(10), batch_size=4, num_workers=2)
+    other.load_state_dict(loader.state_dict())
+    assert got + [batch.tolist() for batch in other] == whole
+
+
 def test_a_batch_may_be_larger_than_those_before():
     class Growing(data.IterableDataset):
         def __iter__(self):

@@ -11,7 +11,7 @@ from __future__ import annotations
 import collections.abc
 import contextlib
 import copy
-import functools
+import fcntl
 import io
 import json
 import mmap
@@ -124,10 +124,8 @@ def _write(folder: str, name: str, socket: str,
            value: Dict[str, Any]) -> Tuple[str, Callable[[], None]]:
     """Pickles value into a file that appears whole; leaves one that is there. Where
     this program can be forked, it offers a template too; the file is for when that
-    ends."""
+    ends. It goes with the last loader that uses it."""
     path = os.path.join(folder, name + ".pickle")
-    if os.path.exists(path) or os.path.exists(path + ".socket"):
-        return path, lambda: None
     try:
         os.makedirs(folder, mode=0o700, exist_ok=True)
     except OSError as error:
@@ -135,6 +133,46 @@ def _write(folder: str, name: str, socket: str,
             f"{folder}: {error.strerror}: only a private broker of this user takes a "
             "dataset that is an object; unset PENSTOCK_SOCKET, or use `with "
             "penstock.broker():`") from None
+    leave = _use(path)
+    try:
+        return path, _write_in_use(folder, path, socket, value, leave)
+    except BaseException:
+        leave()
+        raise
+
+
+def _use(path: str) -> Callable[[], None]:
+    """Marks the file as used, until what is returned is called; the last one to do so
+    removes it, and its socket."""
+    while True:
+        descriptor = os.open(path + ".users", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        fcntl.flock(descriptor, fcntl.LOCK_SH)
+        with contextlib.suppress(FileNotFoundError):
+            if os.stat(path + ".users").st_ino == os.fstat(descriptor).st_ino:
+                break
+        os.close(descriptor)  # removed meanwhile
+    template.OWN_DESCRIPTORS.add(descriptor)
+    process = os.getpid()
+
+    def leave() -> None:
+        if os.getpid() != process:  # a fork's, of which the parent has the loader
+            return
+        template.OWN_DESCRIPTORS.discard(descriptor)
+        with contextlib.suppress(OSError):
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            for suffix in ("", ".socket", ".users"):
+                template.withdraw(path + suffix)
+        os.close(descriptor)
+
+    return leave
+
+
+def _write_in_use(folder: str, path: str, socket: str, value: Dict[str, Any],
+                  leave: Callable[[], None]) -> Callable[[], None]:
+    """Returns what to call when this loader needs no more processes."""
+    listens = path + ".socket"
+    if os.path.exists(path) or os.path.exists(listens):
+        return leave
     try:
         pieces = _pieces(value)
     except Exception as error:
@@ -143,18 +181,29 @@ def _write(folder: str, name: str, socket: str,
             f"that make its samples: {error}. What cannot be pickled (open files, "
             "connections, locks, generators) is opened in __getitem__, or by a "
             "factory: penstock.Dataset.python") from error
-    listens = path + ".socket"
     offered = template.can_fork() and template.offer(listens, socket, value,
                                                      pieces.clear)
-    if offered and sum(map(len, pieces)) > _MEANWHILE_BYTES_MIN:
-        template.meanwhile(lambda: _write_file(folder, path, pieces))
-    else:
-        _write_file(folder, path, pieces)
-    return path, functools.partial(template.withdraw, listens) if offered else (
-        lambda: None)
+    try:
+        if offered and sum(map(len, pieces)) > _MEANWHILE_BYTES_MIN:
+            template.meanwhile(lambda: _write_file(folder, path, pieces, listens))
+        else:
+            _write_file(folder, path, pieces)
+    except BaseException:
+        template.withdraw(listens)
+        raise
+    if not offered:
+        return leave
+
+    def end() -> None:
+        template.withdraw(listens)
+        leave()
+
+    return end
 
 
-def _write_file(folder: str, path: str, pieces: List[Any]) -> None:
+def _write_file(folder: str, path: str, pieces: List[Any],
+                beside: Optional[str] = None) -> None:
+    """beside: another file, without which it is of no use any more."""
     with tempfile.NamedTemporaryFile(dir=folder, prefix=".") as file:
         places = []
         file.write(bytes(_HEAD.size))
@@ -168,6 +217,8 @@ def _write_file(folder: str, path: str, pieces: List[Any]) -> None:
         file.seek(0)
         file.write(_HEAD.pack(b"PENSTOCK", at, len(pieces)))
         file.flush()
+        if beside is not None and not os.path.exists(beside):
+            return
         try:
             os.link(file.name, path)
         except FileExistsError:
@@ -309,6 +360,8 @@ def raised_in(text: str) -> Optional[Exception]:
     kind = getattr(sys.modules.get(module or "builtins"), name, None)
     if not isinstance(kind, type) or not issubclass(kind, Exception):
         return None
+    if kind is StopIteration:  # which would end the loop, on this rank alone
+        kind = RuntimeError
     try:
         return kind(_Verbatim(text) if issubclass(kind, KeyError) else text)
     except Exception:  # its __init__ wants something else

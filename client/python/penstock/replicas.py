@@ -28,6 +28,7 @@ class Replicas:
 
     def __init__(self, readers: Sequence[Reader]):
         self._readers = tuple(readers)
+        self._taken: List[Batch] = []  # of a step whose others have not come
 
     @property
     def readers(self) -> Tuple[Reader, ...]:
@@ -41,11 +42,25 @@ class Replicas:
         epochs = [next(reader.epochs(), None) for reader in self._readers]
         if None in epochs:
             raise no_epoch_left(self._readers[0])
-        yield from zip(*epochs)
-        # zip has not asked the others for the end.
+        steps = [iter(epoch) for epoch in epochs]  # type: ignore[arg-type]
+        while self._take(steps):
+            step, self._taken = tuple(self._taken), []
+            yield step
+            del step
+        # The others have not been asked for the end.
         for reader in self._readers[1:]:
             if reader.epoch == epochs[1].number:  # type: ignore[union-attr]
                 reader._take()
+
+    def _take(self, steps: List[Iterator[Batch]]) -> bool:
+        """Takes what is missing of a step; False: there is none. An exception (a
+        time-out, Ctrl-C) leaves what has come to the next loop."""
+        while len(self._taken) < len(steps):
+            batch = next(steps[len(self._taken)], None)
+            if batch is None:
+                return False
+            self._taken.append(batch)
+        return True
 
     def __len__(self) -> int:
         """Steps of an epoch."""
@@ -63,15 +78,17 @@ class Replicas:
 
     def state_dict(self) -> Dict[str, Any]:
         """As ``Reader.state_dict``, between steps."""
-        return self._readers[0].state_dict()
+        return self._readers[-1].state_dict()  # the last to take its batch
 
     def load_state_dict(self, state: State) -> None:
         """As ``Reader.load_state_dict``, of all replicas."""
+        self._taken = []
         for reader in self._readers:
             reader.load_state_dict(state)
 
     def close(self) -> None:
         """As ``Reader.close``."""
+        self._taken = []
         for reader in self._readers:
             reader.close()
 

@@ -20,11 +20,14 @@ import struct
 import sys
 import time
 import warnings
-from typing import Any, Callable, Dict
+from typing import Any, Callable, Dict, Set
 
 _LOOK_S = 1.0  # how often it looks whether it is needed
 _GONE_S = 10.0  # a broker that does not listen for so long is gone
 _MESSAGE_MAX = 1 << 16
+
+# Descriptors of this package, which a fork does not keep.
+OWN_DESCRIPTORS: Set[int] = set()
 
 
 def can_fork() -> bool:
@@ -68,8 +71,8 @@ def meanwhile(work: Callable[[], None], keep: int = -1) -> None:
     """Does it in a process forked from this one, whose child it is not, and which
     keeps one descriptor beside its files. OSError: it cannot be forked."""
     for stream in (sys.stdout, sys.stderr):
-        if stream is not None:
-            stream.flush()
+        with contextlib.suppress(AttributeError, ValueError, OSError):
+            stream.flush()  # which a program may have replaced, or closed
     with warnings.catch_warnings():
         # Python warns of forks beside threads: the child calls none of their code.
         warnings.simplefilter("ignore")
@@ -101,7 +104,8 @@ def _close_others(keep: int) -> None:
         number = int(name)
         try:
             if number != keep and (
-                    number <= 2 or not stat.S_ISREG(os.fstat(number).st_mode)
+                    number <= 2 or number in OWN_DESCRIPTORS
+                    or not stat.S_ISREG(os.fstat(number).st_mode)
                     or os.readlink(f"/proc/self/fd/{name}").startswith("/memfd:")):
                 os.dup2(null, number)
         except OSError:  # that of the listing

@@ -314,6 +314,9 @@ class IterableRows(ObjectRows):
 
     def source(self, options: Dict[str, Any],
                ranks: Optional[map_style.Ranks]) -> Tuple[Any, Dict[str, Any]]:
+        if options.get("on_rank_death") == "shrink":
+            raise ValueError("on_rank_death: wanted wait or fail for an IterableDataset, "
+                             "whose batches are of one rank each")
         if self._made is None:
             self._made = super().source(dict(options), ranks)
         spec, made = self._made
