@@ -65,7 +65,8 @@ class Ordered:
             while len(self.orders) > 1:  # rows of two passes meet at a seam
                 del self.orders[min(self.orders)]
             self.orders[number] = self.order(number, seed)
-        return self.orders[number][record]
+        each = self.orders[number][record]
+        return each if self.opened.batch_size == 0 else [each]
 
     def order(self, number, seed):
         if self.asked is None:
@@ -90,8 +91,10 @@ class Ordered:
             generator.manual_seed((value >> 1) + i)
         if hasattr(self.sampler, "set_epoch"):
             self.sampler.set_epoch(number)
-        order = [list(each) if self.opened.batch_size == 0 else [each]
-                 for each in self.sampler]
+        if self.opened.batch_size == 0:
+            order = [list(each) for each in self.sampler]
+        else:
+            order = list(self.sampler)
         if len(order) != len(self.sampler):
             raise ValueError(f"the sampler gave {len(order)} indices; its length is "
                              f"{len(self.sampler)}")
@@ -155,7 +158,7 @@ def batch_pickler(file, tensors, others):
                     value.device.type == "cpu" and value.layout is torch.strided
                     and not value.requires_grad and not value.is_neg()
                     and not value.is_conj() and not value.is_quantized
-                    and not value.is_nested):
+                    and not value.is_nested and value.numel() > 0):
                 return None
             data = value.contiguous().reshape(-1).view(torch.uint8).numpy()
             tensors.append(memoryview(data))
@@ -265,7 +268,7 @@ class Batches:
         self.dataset = opened.dataset
         self.limit = options["features"][0]["shape"][0]
         self.generators = Generators(numpy)
-        self.ordered = opened.sampler and Ordered(opened, self.generators)
+        self.ordered = None if opened.sampler is None else Ordered(opened, self.generators)
         self.memory = BatchMemory(numpy)
         self.fetches = getattr(self.dataset, "__getitems__", None)
 
@@ -301,7 +304,7 @@ class Batches:
         """(the batch; None: it has no samples, failed rows)."""
         while True:
             self.memory.in_work[0] = NONE
-            if self.ordered:
+            if self.ordered is not None:
                 indices = [self.ordered.indices(record & ~SKIPPED, number, seed)
                            for record, number in rows]
             else:

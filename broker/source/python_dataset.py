@@ -99,11 +99,13 @@ class Opened(typing.NamedTuple):
         # A number that is tuned may exceed that of processors.
         count = options["processes"] or max(len(os.sched_getaffinity(0)), index + 1)
         index %= count  # another one takes the place of one that ended
+        seed = self.seed + index
         worker = sys.modules.get("torch.utils.data._utils.worker")
         if worker is not None:
             worker._worker_info = worker.WorkerInfo(
-                id=index, num_workers=count, seed=self.seed + index,
-                dataset=self.dataset)
+                id=index, num_workers=count, seed=seed, dataset=self.dataset)
+        import numpy
+        Generators(numpy).set_all(seed << 1)
         if self.worker_init_fn is not None:
             self.worker_init_fn(index)
 

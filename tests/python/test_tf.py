@@ -119,6 +119,16 @@ def test_repeat_ends_with_the_last_epoch(broker, pairs):
     data.reader.close()
 
 
+def test_repeat_of_more_epochs_than_there_are_says_so(broker, pairs):
+    dataset = penstock.tf.dataset(pairs.repeat(2), socket=broker.socket,
+                                  job="repeats-more", rank=0, world_size=1)
+    steps = 0
+    with pytest.raises(tf.errors.UnknownError, match="all 2 epochs of this job are over"):
+        for _ in dataset.repeat(3):
+            steps += 1
+    assert steps == 6
+
+
 def test_keras_trains_on_it(broker, pairs):
     import penstock.tf
 

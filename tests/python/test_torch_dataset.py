@@ -6,6 +6,7 @@ import dataclasses
 import json
 import os
 import pathlib
+import pickle
 import random
 import signal
 import subprocess
@@ -392,7 +393,10 @@ def test_a_loader_of_pytorch_over_a_loader():
     assert [i for _, y in around for i in y.tolist()] == list(range(100))
     with pytest.raises(Exception, match="num_workers=0"):
         list(data.DataLoader(loader, batch_size=None, num_workers=1))
-    assert not hasattr(loader, "batch_sampler")
+    assert len(loader.batch_sampler) == 10
+    assert type(loader.batch_sampler.sampler) is data.SequentialSampler
+    with pytest.raises(penstock.FailedPrecondition, match="resume by state_dict"):
+        iter(loader.batch_sampler)
 
 
 class NoRows(data.Dataset):
@@ -621,6 +625,77 @@ class Stops(Indices):
 def test_a_sample_that_raises_stop_iteration_ends_no_loop():
     with pytest.raises(RuntimeError, match="StopIteration: no more"):
         list(penstock.torch.DataLoader(Stops(8), 2))
+
+
+def test_tensors_have_a_storage_each():
+    rows = data.TensorDataset(torch.arange(8), torch.zeros(8, 0, dtype=torch.int64))
+    for numbers, empty in penstock.torch.DataLoader(rows, 4):
+        assert len(pickle.dumps(numbers)) < 1000
+        assert numbers.untyped_storage().nbytes() == 32
+        assert empty.shape == (4, 0)
+    assert [row.numel() for row in penstock.torch.DataLoader(
+        [torch.zeros(0, dtype=torch.int64), torch.zeros(3)], batch_size=None)] == [0, 3]
+
+
+class Epochs(Permuted):
+    def __init__(self, rows):
+        super().__init__(rows)
+        self.epoch = 0
+
+    def set_epoch(self, epoch):
+        self.epoch = epoch
+
+    def __iter__(self):
+        return iter([self.epoch] * self.rows)
+
+
+def test_samplers_of_many_kinds():
+    def order(**options):
+        return [i for batch in penstock.torch.DataLoader(Indices(20), 4, **options)
+                for i in batch.tolist()]
+
+    assert order(sampler=data.SequentialSampler(range(10))) == list(range(10))
+    assert order(sampler=torch.tensor([3, 1, 2])) == [3, 1, 2]
+    assert order(sampler=np.array([3, 1, 2])) == [3, 1, 2]
+    orders = [order(sampler=data.RandomSampler(
+        range(20), generator=torch.Generator().manual_seed(seed))) for seed in (5, 6)]
+    assert orders[0] != orders[1]
+    sampler = Epochs(4)
+    loader = penstock.torch.DataLoader(Indices(20), 4, sampler=sampler)
+    assert [batch.tolist() for batch in loader] == [[0] * 4]
+    sampler.set_epoch(5)
+    assert [batch.tolist() for batch in loader] == [[5] * 4]
+
+
+class Drawn(Indices):
+    def __getitem__(self, i):
+        return self.start
+
+
+def drawn_at_start(worker):
+    data.get_worker_info().dataset.start = (
+        torch.initial_seed(), data.get_worker_info().seed, torch.rand(()).item(),
+        np.random.rand())
+
+
+def test_each_worker_has_a_seed_of_its_own():
+    loader = penstock.torch.DataLoader(Drawn(64), batch_size=None, num_workers=2,
+                                       worker_init_fn=drawn_at_start)
+    starts = set(map(tuple, loader))
+    assert len(starts) == 2
+    for seed, told, _, _ in starts:
+        assert seed == told
+    for part in zip(*starts):
+        assert len(set(part)) == 2
+
+
+def test_a_loop_that_ends_with_the_interpreter_is_silent(tmp_path):
+    (tmp_path / "loop.py").write_text("import penstock.torch\n"
+                                      "loader = penstock.torch.DataLoader(range(9))\n"
+                                      "loop = iter(loader)\nnext(loop)\n")
+    run = subprocess.run([sys.executable, tmp_path / "loop.py"], text=True,
+                         capture_output=True, timeout=120)
+    assert (run.returncode, run.stderr) == (0, "")
 
 
 def test_a_loader_leaves_no_file(broker):
@@ -883,14 +958,14 @@ def test_memory_maps_and_arrays_are_not_copied(tmp_path, broker):
 
     np.save(tmp_path / "a.npy", np.arange(4000, dtype=np.float32).reshape(1000, 4))
     mapped = np.load(tmp_path / "a.npy", mmap_mode="r")
-    for array in (mapped, mapped[100:], np.array(mapped), mapped[:, ::2]):
-        loader = penstock.torch.DataLoader(Mapped(array), 128, shuffle=True)
-        for x, i in loader:
-            assert (x.numpy() == array[i.numpy()]).all()
-    folder = os.path.join(os.path.dirname(broker.socket), "datasets")
-    sizes = [os.path.getsize(os.path.join(folder, name)) for name in os.listdir(folder)
-             if name.startswith("Mapped") and name.endswith(".pickle")]
-    assert sorted(size > 12000 for size in sizes) == [False, False, True, True]
+    folder = pathlib.Path(broker.socket).parent / "datasets"
+    for array, copied in ((mapped, False), (mapped[100:], False),
+                          (np.array(mapped), True), (mapped[:, ::2], True)):
+        with penstock.torch.DataLoader(Mapped(array), 128, shuffle=True) as loader:
+            for x, i in loader:
+                assert (x.numpy() == array[i.numpy()]).all()
+            file, = folder.glob("Mapped*.pickle")
+            assert (file.stat().st_size > 12000) == copied
 
 
 def command_of(process):

@@ -427,7 +427,10 @@ def load_batch(memory: np.ndarray, whole: Callable[[int], Any]) -> Any:
         if not taken:
             taken.append(whole(size))
         offset, nbytes = places[number]
-        return taken[0][offset:offset + nbytes]
+        part = taken[0][offset:offset + nbytes]
+        # One of its own storage: else each is saved, copied, resized with all others.
+        return sys.modules["torch"].from_numpy(part.numpy()) if (
+            part.device.type == "cpu" and not part.is_pinned()) else part
 
     # Arrays are the rank's own, as those of PyTorch's workers are.
     arrays = (bytearray(memory[offset:offset + nbytes])

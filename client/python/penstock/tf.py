@@ -79,8 +79,12 @@ def dataset(source: Any = None, *, features: Optional[Sequence[str]] = None,
             first = next(epochs, None)
             if first is None:
                 raise no_epoch_left(reader)
+            left = count
             for epoch in itertools.islice(itertools.chain([first], epochs), count):
                 yield from elements(epoch)
+                left = None if left is None else left - 1
+            if left:
+                raise no_epoch_left(reader)
 
         made = tf.data.Dataset.from_generator(batches, output_signature=signatures)
         made.reader = reader

@@ -35,8 +35,6 @@ from penstock.torch_rows import IterableRows, MapStyleRows, SpecRows, is_iterabl
 
 _UNSET: Any = object()
 
-_FIXED = ("dataset", "batch_size", "sampler", "drop_last")
-
 # The loaders of map-style datasets in this process, by what names them.
 _numbers: Dict[str, int] = collections.Counter()
 
@@ -181,11 +179,16 @@ class DataLoader(data.IterableDataset):  # type: ignore[misc]
         self.sampler, self.drop_last = rows.sampler, rows.drop_last
         self.num_workers, self.collate_fn = rows.num_workers, rows.collate_fn
         self.worker_init_fn, self.timeout = rows.worker_init_fn, rows.timeout
-        self.generator = generator
+        self.generator, self.in_order = generator, True
+        self.prefetch_factor = prefetch_factor
+        self.persistent_workers = bool(persistent_workers)
+        self.multiprocessing_context = multiprocessing_context
 
     def __setattr__(self, name: str, value: Any) -> None:
         """ValueError: what a map-style dataset's loader was made with."""
-        if name == "batch_sampler" or name in _FIXED and name in self.__dict__:
+        # No name of the module: a loop may end with the interpreter.
+        if name == "batch_sampler" or name in self.__dict__ and name in (
+                "dataset", "batch_size", "sampler", "drop_last"):
             raise ValueError(f"{name}: a DataLoader keeps what it was made with: make "
                              "another one")
         super().__setattr__(name, value)
@@ -377,11 +380,8 @@ class DataLoader(data.IterableDataset):  # type: ignore[misc]
 
     @property
     def batch_sampler(self) -> Any:
-        """AttributeError: packages would make another loader of it."""
-        raise AttributeError(
-            "penstock.torch.DataLoader has no batch_sampler, as the broker makes the "
-            "batches: resume by state_dict() or set_epoch(); for code that skips "
-            "batches, torch.utils.data.DataLoader(loader, batch_size=None)")
+        """Has the sampler, and the number of steps; not to be iterated over."""
+        return _BatchSampler(self)
 
     def state_dict(self) -> Dict[str, Any]:
         """As ``Reader.state_dict``. Inside of a map-style dataset's loop that has its
@@ -430,6 +430,25 @@ class DataLoader(data.IterableDataset):  # type: ignore[misc]
 
     def __exit__(self, *exception: object) -> None:
         self.close()
+
+
+class _BatchSampler:
+    """What packages look at to learn whether rows are shuffled."""
+
+    def __init__(self, loader: DataLoader):
+        self._loader = loader
+        self.sampler = getattr(loader, "sampler", None)
+        self.batch_size = getattr(loader, "batch_size", None)
+        self.drop_last = getattr(loader, "drop_last", False)
+
+    def __len__(self) -> int:
+        return len(self._loader)
+
+    def __iter__(self) -> Iterator[Any]:
+        raise errors.FailedPrecondition(
+            "penstock.torch.DataLoader has no batches of indices, as the broker makes "
+            "the batches: resume by state_dict() or set_epoch(); for code that skips "
+            "batches, torch.utils.data.DataLoader(loader, batch_size=None)")
 
 
 class _Loop:

@@ -126,7 +126,9 @@ class ObjectRows(Rows):
             _check_without_workers(**meaningless)
         self.dataset, self.batch_size = dataset, batch_size
         self.drop_last = bool(drop_last)
-        self.num_workers, self.collate_fn = num_workers or 0, collate_fn
+        self.num_workers = num_workers or 0
+        self.collate_fn = collate_fn or (
+            data.default_convert if batch_size is None else data.default_collate)
         processors = os.cpu_count() or 1
         tell(f"penstock.torch.DataLoader: num_workers: {num_workers} processes on "
               f"{processors} processors: more than these help only a dataset that waits"
@@ -135,9 +137,9 @@ class ObjectRows(Rows):
         self._max_bytes, self._on_error = max_bytes, on_error
         self._per_rank = batch_size or 1
         if batch_size is None:
-            self._collate: Any = map_style.OneSample(collate_fn or data.default_convert)
+            self._collate: Any = map_style.OneSample(self.collate_fn)
         else:
-            self._collate = collate_fn or data.default_collate
+            self._collate = self.collate_fn
         names = sorted(meaningless)
         tell(f"penstock.torch.DataLoader: {', '.join(names)} "
               f"{'means' if len(names) == 1 else 'mean'} nothing here: the "
@@ -434,9 +436,15 @@ class _Order:
         self._dataset = dataset
         self._sampler = sampler  # what the broker asks; None: it makes the order
         self._seed, self._generator = seed, generator
+        own = getattr(sampler, "generator", None)
+        if generator is None and isinstance(own, torch.Generator):
+            self._generator = own
         self._distributed: Any = None
+        # One that has a set_epoch, which its attribute `epoch` shows.
+        self._of_epochs = sampler if hasattr(sampler, "set_epoch") else None
+        self._epoch = getattr(sampler, "epoch", None)
         if isinstance(sampler, data.DistributedSampler):
-            self._distributed, self._epoch = sampler, sampler.epoch
+            self._distributed = sampler
             self._seed = sampler.seed if seed is None else seed
         if type(sampler) is data.DistributedSampler:
             self.shuffle = sampler.shuffle
@@ -445,7 +453,7 @@ class _Order:
                              if sampler.drop_last and not sampler.shuffle else None)
             tell("penstock.torch.DataLoader: the ranks share each epoch without the "
                   "DistributedSampler, and no row comes twice to make their parts equal")
-        elif type(sampler) is data.SequentialSampler:
+        elif type(sampler) is data.SequentialSampler and len(sampler) == len(dataset):
             self._sampler = None
         elif type(sampler) is data.RandomSampler and not sampler.replacement and (
                 sampler.num_samples == len(dataset)):
@@ -488,11 +496,12 @@ class _Order:
         return _seed_of(self._seed, self._generator)
 
     def epoch(self) -> Optional[int]:
-        """The epoch that a DistributedSampler was set to since the last call."""
-        if self._distributed is None or self._distributed.epoch == self._epoch:
+        """The epoch that the sampler was set to since the last call."""
+        epoch = getattr(self._of_epochs, "epoch", None)
+        if not isinstance(epoch, int) or epoch == self._epoch:
             return None
-        self._epoch = self._distributed.epoch
-        return int(self._epoch)
+        self._epoch = epoch
+        return epoch
 
 
 def _seed_of(seed: Optional[int], generator: Optional[torch.Generator]) -> int:
