@@ -291,6 +291,30 @@ def test_processes_that_keep_ending_are_an_error(tmp_path):
         next(loader)
 
 
+class OfRank(Count):
+    def __init__(self, rank):
+        super().__init__()
+        self.of_rank = rank
+
+
+@pytest.mark.parametrize("make, what", [
+    (lambda rank: dict(dataset=data.Subset(range(20), range(rank, 20, 2))), "indices"),
+    (lambda rank: dict(dataset=range(20 + rank)), "dataset"),
+    (lambda rank: dict(dataset=range(20), sampler=list(range(rank, 20, 2))), "sampler"),
+    (lambda rank: dict(dataset=OfRank(rank)), "of_rank")])
+def test_ranks_with_other_data(make, what, request):
+    loaders = [penstock.torch.DataLoader(
+        rank=rank, world_size=2, local_world_size=2, **make(rank),
+        _name=f"other-{request.node.name[-6:]}-{abs(hash(what))}") for rank in range(2)]
+    loaders[0].reader  # attaches
+    if what == "of_rank":  # which may serve another purpose
+        with pytest.warns(UserWarning, match=what):
+            loaders[1].reader
+    else:
+        with pytest.raises(ValueError, match=what):
+            loaders[1].reader
+
+
 class Forgetful(Stateful):
     """Its state cannot be told from the third batch on."""
 

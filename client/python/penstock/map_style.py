@@ -21,6 +21,8 @@ import re
 import struct
 import sys
 import tempfile
+import warnings
+import zlib
 from typing import (Any, Callable, Dict, Iterator, List, NamedTuple, Optional,
                     Tuple)
 
@@ -133,7 +135,7 @@ def _write(folder: str, name: str, socket: str,
             f"{folder}: {error.strerror}: only a private broker of this user takes a "
             "dataset that is an object; unset PENSTOCK_SOCKET, or use `with "
             "penstock.broker():`") from None
-    leave = _use(path)
+    leave = _use(path, {"dataset": value["dataset"], "sampler": value["sampler"]})
     try:
         return path, _write_in_use(folder, path, socket, value, leave)
     except BaseException:
@@ -141,16 +143,65 @@ def _write(folder: str, name: str, socket: str,
         raise
 
 
-def _use(path: str) -> Callable[[], None]:
+def _facts(name: str, value: Any, depth: int = 3) -> Dict[str, str]:
+    """What tells one rank's part of a dataset from another's: lengths, numbers, lists
+    of numbers."""
+    if isinstance(value, (bool, int, range)):
+        return {name: repr(value)}
+    facts = {}
+    if hasattr(value, "__len__") and not isinstance(value, (str, bytes)):
+        with contextlib.suppress(Exception):
+            facts[f"len({name})"] = str(len(value))
+    if isinstance(value, (list, tuple, np.ndarray)):
+        first = list(value[:1000])
+        if all(isinstance(each, (int, np.integer)) for each in first):
+            facts[name] = str(zlib.crc32(repr([int(each) for each in first]).encode()))
+    elif depth > 0:
+        for key, each in getattr(value, "__dict__", {}).items():
+            if isinstance(each, (bool, int, range, list, tuple, np.ndarray)) or (
+                    key in ("dataset", "data_source", "sampler")):
+                facts.update(_facts(f"{name}.{key}", each, depth - 1))
+    return facts
+
+
+def _check_same(facts: Dict[str, str], first: Dict[str, str]) -> None:
+    """ValueError: a rank has other data than the one that came first. Warns of other
+    numbers in it."""
+    differ = sorted(name for name in {*facts, *first}
+                    if facts.get(name) != first.get(name))
+    if not differ:
+        return
+    text = (f"this rank's {', '.join(differ[:3])} differ from those of the rank that came "
+            "first, whose samples all ranks share: give each rank all of the data; "
+            "rows of one rank alone: `rank=0, world_size=1`")
+    if any(name.startswith("len(") or name.endswith(".indices") or "." not in name
+           for name in differ):
+        raise ValueError(text)
+    warnings.warn(text, stacklevel=2)
+
+
+def _use(path: str, parts: Dict[str, Any]) -> Callable[[], None]:
     """Marks the file as used, until what is returned is called; the last one to do so
-    removes it, and its socket."""
+    removes it, and its socket. ValueError: other ranks use it with other parts."""
+    facts = {key: each for name, value in parts.items() if value is not None
+             for key, each in _facts(name, value).items()}
     while True:
         descriptor = os.open(path + ".users", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        with contextlib.suppress(BlockingIOError):
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if os.fstat(descriptor).st_size == 0:
+                os.write(descriptor, json.dumps(facts).encode())
         fcntl.flock(descriptor, fcntl.LOCK_SH)
         with contextlib.suppress(FileNotFoundError):
             if os.stat(path + ".users").st_ino == os.fstat(descriptor).st_ino:
                 break
         os.close(descriptor)  # removed meanwhile
+    try:
+        size = os.fstat(descriptor).st_size
+        _check_same(facts, json.loads(os.pread(descriptor, size, 0) or "{}"))
+    except BaseException:
+        os.close(descriptor)
+        raise
     template.OWN_DESCRIPTORS.add(descriptor)
     process = os.getpid()
 
