@@ -416,6 +416,8 @@ def ranks_rate(kind, workers, records, ranks=2):
 
 
 def loader_tables(records, all_workers):
+    """ImportError: no torch."""
+    loader_of("torch")
     tables = []
     for workers in all_workers:
         for title, unit, run in (
