@@ -26,7 +26,7 @@ def dataset(source: Any = None, *, features: Optional[Sequence[str]] = None,
             **options: Any) -> tf.data.Dataset:
     """Attaches, and returns a ``tf.data.Dataset``. Each iteration yields one epoch's
     batches (after a ``break``, the rest of that epoch). ``dataset.reader`` is the
-    Reader.
+    Reader, which ``dataset.close()`` closes.
 
     Keras: ``fit(dataset, epochs=n)`` iterates once per epoch and needs no
     ``steps_per_epoch``. With ``steps_per_epoch`` it keeps one iterator over all
@@ -88,6 +88,7 @@ def dataset(source: Any = None, *, features: Optional[Sequence[str]] = None,
 
         made = tf.data.Dataset.from_generator(batches, output_signature=signatures)
         made.reader = reader
+        made.close = reader.close
         return made
 
     made = of_epochs(1)
