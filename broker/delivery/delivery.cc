@@ -64,8 +64,10 @@ Status Delivery::CheckJoining(const Joining& joining) const {
   const bool replaces = known != nullptr;
   if (replaces && known->attached()) {
     return AlreadyExistsError(
-        "rank {} is already attached: close its reader or loader first (a cell of "
-        "a notebook that runs again), give each process its own rank, or another "
+        "rank {} is already attached: close its reader or loader first (a cell "
+        "of "
+        "a notebook that runs again), give each process its own rank, or "
+        "another "
         "job name",
         joining.rank);
   }

@@ -78,7 +78,8 @@ uint32_t Delivery::LaneInTurn() const {
   std::optional<uint32_t> first;
   for (uint32_t i = 0; i < lanes_.size(); ++i) {
     const Lane& one = lanes_[i];
-    if (one.taken() && one.members().empty()) continue;  // others have its share
+    if (one.taken() && one.members().empty())
+      continue;  // others have its share
     if (first) {
       const Lane& other = lanes_[*first];
       const bool is_later = !one.WillOpen(other.next());
