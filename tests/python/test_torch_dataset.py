@@ -399,7 +399,7 @@ def test_a_loader_of_pytorch_over_a_loader():
         iter(loader.batch_sampler)
 
 
-class NoRows(data.Dataset):
+class Indices(data.Dataset):
     def __init__(self, count):
         self.count = count
 
@@ -413,7 +413,7 @@ class NoRows(data.Dataset):
 @pytest.mark.parametrize("count, options", [(0, {}), (3, {"drop_last": True}),
                                             (3, {"sampler": []})])
 def test_a_dataset_without_a_batch_is_an_empty_loop(count, options):
-    loader = penstock.torch.DataLoader(NoRows(count), 10, **options)
+    loader = penstock.torch.DataLoader(Indices(count), 10, **options)
     assert len(loader) == 0 and list(loader) == [] and list(loader) == []
 
 
@@ -514,7 +514,7 @@ def test_a_batch_far_larger_than_the_others():
 
 
 def test_a_batch_of_many_rows():
-    batches = list(penstock.torch.DataLoader(NoRows(25000), 12000))
+    batches = list(penstock.torch.DataLoader(Indices(25000), 12000))
     assert [len(batch) for batch in batches] == [12000, 12000, 1000]
     assert torch.equal(torch.cat(batches), torch.arange(25000))
 
@@ -554,17 +554,6 @@ class Turning(data.Sampler):
 
     def __len__(self):
         return 7
-
-
-class Indices(data.Dataset):
-    def __init__(self, count):
-        self.count = count
-
-    def __len__(self):
-        return self.count
-
-    def __getitem__(self, i):
-        return i
 
 
 class Permuted(data.Sampler):

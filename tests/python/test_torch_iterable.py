@@ -294,7 +294,7 @@ def test_processes_that_keep_ending_are_an_error(tmp_path):
 class OfRank(Count):
     def __init__(self, rank):
         super().__init__()
-        self.of_rank = rank
+        self.of_rank, self.scale = rank, np.array(2.0)
 
 
 @pytest.mark.parametrize("make, what", [
