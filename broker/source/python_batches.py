@@ -357,8 +357,11 @@ class Batches:
                     self.seed(mix(seed, number, record) + place)
                     of_row.append(self.dataset[each])
             except BaseException as error:
+                # A sampler's index is not the sample's place in the epoch.
+                which = "" if self.ordered is None or record & SKIPPED else (
+                    f"of index {of_record[len(of_row)]!r}: ")
                 of_row = []
-                failed[row] = (NONE, said(error).encode("utf-8", "replace"))
+                failed[row] = (NONE, (which + said(error)).encode("utf-8", "replace"))
                 if self.opened.on_error == "fail":
                     break
             made.append(of_row)

@@ -55,8 +55,6 @@ class BmpDecoder final : public PictureDecoder {
     rows_->Convert(stored, width_, channels_, row);
     return OkStatus();
   }
-  Status Finish() override { return OkStatus(); }
-  Status FinishPart(std::byte*) override { return OkStatus(); }
 
  private:
   uint32_t Number(size_t at, size_t bytes) const {

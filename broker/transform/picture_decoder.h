@@ -50,12 +50,12 @@ class PictureDecoder {
   virtual Status ReadRow(std::byte* row) = 0;
 
   // Call after the last row: reads up to the file's end, to detect one that is
-  // cut off before it.
-  virtual Status Finish() = 0;
+  // cut off before it. Default: Begin has seen that it is complete.
+  virtual Status Finish() { return OkStatus(); }
 
   // Call after the last row that is needed; row is scratch for one row. Reads
   // on only if the file's end does not show that it is complete.
-  virtual Status FinishPart(std::byte* row) = 0;
+  virtual Status FinishPart(std::byte* /*row*/) { return OkStatus(); }
 
   // What only a JPEG can do.
   virtual JpegDecoder* AsJpeg() { return nullptr; }

@@ -32,8 +32,11 @@ class PnmDecoder final : public PictureDecoder {
     return channels == kValueChannels ? CheckHasValues(layout_) : OkStatus();
   }
   Status ReadRow(std::byte* row) override;
-  Status Finish() override { return OkStatus(); }
-  Status FinishPart(std::byte*) override { return OkStatus(); }
+  Status FinishPart(std::byte* row) override {
+    // Where decimal text ends is not known before it is read.
+    while (is_text_ && y_ < height_) PENSTOCK_RETURN_IF_ERROR(ReadRow(row));
+    return OkStatus();
+  }
 
  private:
   // The next number in decimal; DataLoss: none, or a larger one.
@@ -45,6 +48,7 @@ class PnmDecoder final : public PictureDecoder {
   bool is_text_ = false;
   uint32_t height_ = 0;
   uint32_t width_ = 0;
+  uint32_t y_ = 0;
   uint32_t maximum_ = 255;        // of the stored samples
   size_t sample_bytes_ = 1;       // stored, unless as text
   std::vector<uint16_t> scaled_;  // of each stored sample
@@ -129,6 +133,7 @@ Status PnmDecoder::ReadRow(std::byte* row) {
     PENSTOCK_RETURN_IF_ERROR(ReadScaledRow());
     samples = row_.data();
   }
+  ++y_;
   rows_->Convert(samples, width_, channels_, row);
   return OkStatus();
 }

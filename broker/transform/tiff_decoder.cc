@@ -111,9 +111,6 @@ class TiffDecoder final : public PictureDecoder {
     ++y_;
     return OkStatus();
   }
-  // Nothing: Begin has checked that the file has all of its data.
-  Status Finish() override { return OkStatus(); }
-  Status FinishPart(std::byte*) override { return OkStatus(); }
 
  private:
   template <typename T>

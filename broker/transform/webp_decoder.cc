@@ -52,8 +52,6 @@ class WebpDecoder final : public PictureDecoder {
     }
     return OkStatus();
   }
-  Status Finish() override { return OkStatus(); }
-  Status FinishPart(std::byte*) override { return OkStatus(); }
 
  private:
   Status Decode();

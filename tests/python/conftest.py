@@ -22,7 +22,7 @@ def in_broker(broker):
 
 
 @pytest.fixture
-def attach(broker, request):
+def attach(in_broker, request):
     """penstock.attach with a job of the test's own; closed at its end."""
     readers = []
 

@@ -11,7 +11,7 @@ import numpy as np
 import penstock
 import pytest
 
-pytestmark = pytest.mark.usefixtures("broker")
+pytestmark = pytest.mark.usefixtures("in_broker")
 PENSTOCK = os.path.join(os.path.dirname(sys.executable), "penstock")
 ROWS = 5000
 WORDS = ["the", "a", "Zürich", "", "rare"]

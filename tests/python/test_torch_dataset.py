@@ -781,6 +781,8 @@ def test_a_sample_that_raises_is_told_with_the_way_out():
     assert isinstance(failure.value.__cause__, penstock.DataLoss)
     assert "in the spec" not in str(failure.value)
     assert str(failure.value).count("Faulty") == 1, failure.value
+    with pytest.raises(ZeroDivisionError, match="sample 1: of index 3: Traceback"):
+        list(penstock.torch.DataLoader(Faulty(), 2, sampler=[5, 3]))
     loader = penstock.torch.DataLoader(Faulty(), 2, on_error="skip")
     assert sum(len(batch["x"]) for batch in loader) == 5
 
@@ -902,7 +904,7 @@ def test_what_cannot_be_pickled_is_told_with_the_way_out():
         def __len__(self):
             return 1
 
-    with pytest.raises(TypeError, match="Opened cannot be pickled .*in __getitem__"):
+    with pytest.raises(TypeError, match="Opened.lock cannot be pickled .*in __getitem__"):
         next(iter(penstock.torch.DataLoader(Opened())))
 
 

@@ -144,6 +144,7 @@ TEST(PictureDecoderTest, DecodeImageTakesEveryFormat) {
 }
 
 TEST(PictureDecoderTest, EveryProperPrefixOfAFileIsDataLoss) {
+  const std::optional<CropSpec> middle = CenterCrop{.fraction = 0.25};
   for (const Expected& expected : GoldenFiles()) {
     const Bytes file = Golden(expected.name);
     // At the end of some TIFFs is the place of a next directory, and of a text
@@ -159,8 +160,10 @@ TEST(PictureDecoderTest, EveryProperPrefixOfAFileIsDataLoss) {
       ASSERT_FALSE(decoded.ok())
           << expected.name << ": " << bytes << " of " << file.size();
       ASSERT_EQ(decoded.status().code(), StatusCode::kDataLoss);
-      ASSERT_FALSE(RowOf(prefix, {.size = {3, 4}}).ok())
-          << expected.name << ": " << bytes << " of " << file.size();
+      for (const auto& crop : {std::optional<CropSpec>(), middle}) {
+        ASSERT_FALSE(RowOf(prefix, {.crop = crop, .size = {3, 4}}).ok())
+            << expected.name << ": " << bytes << " of " << file.size();
+      }
     }
   }
 }

@@ -229,8 +229,8 @@ def _write_in_use(folder: str, path: str, socket: str, value: Dict[str, Any],
         pieces = _pieces(value)
     except Exception as error:
         raise TypeError(
-            f"{type(value['dataset']).__name__} cannot be pickled for the processes "
-            f"that make its samples: {error}. What cannot be pickled (open files, "
+            f"{_unpicklable(type(value['dataset']).__name__, value['dataset'])} cannot "
+            f"be pickled for the processes that make its samples: {error}. What cannot be pickled (open files, "
             "connections, locks, generators) is opened in __getitem__, or by a "
             "factory: penstock.Dataset.python") from error
     offered = template.can_fork() and template.offer(listens, socket, value,
@@ -251,6 +251,17 @@ def _write_in_use(folder: str, path: str, socket: str, value: Dict[str, Any],
         leave()
 
     return end
+
+
+def _unpicklable(name: str, value: Any, depth: int = 4) -> str:
+    """The innermost attribute of it that cannot be pickled, by its name."""
+    for key, each in (vars(value) if hasattr(value, "__dict__") else {}).items():
+        try:
+            _pickler(io.BytesIO(), []).dump(each)
+        except Exception:
+            part = f"{name}.{key}"
+            return _unpicklable(part, each, depth - 1) if depth > 0 else part
+    return name
 
 
 def _write_file(folder: str, path: str, pieces: List[Any],
