@@ -69,6 +69,12 @@ struct Feature {
 
 using ElementSpec = std::vector<Feature>;
 
+// A feature NAME whose first dimension is a bound: the feature of this name, an
+// int64, says how much of it is the row's. The rest is zeros. Of text, uint8
+// [max_bytes], it is NAME_bytes.
+inline constexpr char kLengthSuffix[] = "_length";
+inline constexpr char kBytesSuffix[] = "_bytes";
+
 // The same features with as many dimensions; of such: what all have in common,
 // with kAnySize where they differ.
 bool SameButSizes(const ElementSpec& a, const ElementSpec& b);

@@ -117,8 +117,7 @@ const Declaration<CsvSource>& CsvSource::Declared() {
                     "between values")
           .Optional("header", &CsvSource::header, Bool(),
                     "the first row of each file has the names of the columns")
-          .Optional("longer", &CsvSource::longer, LongerTextType(),
-                    kLongerTextText)
+          .Optional("longer", &CsvSource::longer, LongerType(), kLongerTextText)
           .Check(CheckColumns);
   return declared;
 }

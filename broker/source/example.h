@@ -76,6 +76,9 @@ class ExampleFeatures {
   };
   static Status Take(const Wanted& wanted, std::span<const std::byte> found,
                      std::span<std::byte> room, RawRecord* raw);
+  static Status TakeList(const RecordFeature& feature,
+                         const ExampleValues& values, std::span<std::byte> room,
+                         RawRecord* raw);
 
   std::vector<Wanted> wanted_;
   uint64_t room_ = 0;

@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <bit>
 #include <functional>
 
 #include "broker/source/example.h"
@@ -11,11 +12,9 @@ ExampleFeatures::ExampleFeatures(const RecordFeatures& features) {
     Wanted& wanted = wanted_.emplace_back();
     wanted.feature = each;
     if (each.otherwise) wanted.otherwise = DefaultBytes(each);
-    if (each.kind == RecordFeature::Kind::kText) {
-      wanted.room = TextBytes(each);
-    } else if (each.kind == RecordFeature::Kind::kValues) {
-      wanted.room = each.feature.RowBytes();
-      wanted.values = wanted.room / DTypeBytes(each.feature.dtype);
+    if (each.kind != RecordFeature::Kind::kEncoded) {
+      wanted.room = each.RowBytes();
+      wanted.values = each.feature.RowBytes() / DTypeBytes(each.feature.dtype);
     }
     room_ += wanted.room;
   }
@@ -48,6 +47,41 @@ Status ExampleFeatures::Unpack(std::span<const std::byte> example,
   return OkStatus();
 }
 
+namespace {
+
+// Whether dtype has values of their kind.
+bool MayHold(const ExampleValues& values, DType dtype) {
+  std::byte probe[sizeof(uint64_t)];
+  return values.kind() == ExampleValues::Kind::kInts
+             ? StoreNumber(int64_t{0}, dtype, probe)
+             : values.kind() == ExampleValues::Kind::kFloats &&
+                   StoreNumber(0.0, dtype, probe);
+}
+
+// Those of the values that room has room for.
+Status StoreValues(const ExampleValues& values, DType dtype,
+                   std::span<std::byte> room) {
+  const size_t each = DTypeBytes(dtype);
+  Status status;
+  const auto store = [&](auto number) {
+    if (room.empty()) return false;
+    if (!StoreNumber(number, dtype, room.data())) {
+      status = DataLossError("the value {} does not fit {}", number,
+                             DTypeName(dtype));
+    }
+    room = room.subspan(each);
+    return status.ok();
+  };
+  if (values.kind() == ExampleValues::Kind::kInts) {
+    values.ForEachInt(std::ref(store));  // not copied to the heap
+  } else {
+    values.ForEachFloat([&store](float value) { return store(double{value}); });
+  }
+  return status;
+}
+
+}  // namespace
+
 Status ExampleFeatures::Take(const Wanted& wanted,
                              std::span<const std::byte> found,
                              std::span<std::byte> room, RawRecord* raw) {
@@ -61,9 +95,15 @@ Status ExampleFeatures::Take(const Wanted& wanted,
       return DataLossError("the record does not have it{}",
                            feature.kind == RecordFeature::Kind::kValues
                                ? "; `default` gives its values then"
+                           : feature.kind == RecordFeature::Kind::kList
+                               ? "; `default: []` makes it empty then"
                                : "");
     }
-    raw->push_back(wanted.otherwise);
+    const std::span<const std::byte> otherwise = wanted.otherwise;
+    raw->push_back(otherwise.first(feature.feature.RowBytes()));
+    if (feature.has_length()) {
+      raw->push_back(otherwise.subspan(feature.feature.RowBytes()));
+    }
     return OkStatus();
   }
   switch (feature.kind) {
@@ -75,17 +115,15 @@ Status ExampleFeatures::Take(const Wanted& wanted,
       if (values.bytes().empty()) return DataLossError("it is empty");
       raw->push_back(values.bytes());
       return OkStatus();
-    case RecordFeature::Kind::kText: {
-      const uint64_t bytes_max = room.size() - sizeof(int64_t);
-      if (!one_of_bytes || values.bytes().size() > bytes_max) {
+    case RecordFeature::Kind::kText:
+      if (!one_of_bytes) {
         return DataLossError("wanted a text of at most {} bytes, found {}",
-                             bytes_max, values.Text());
+                             feature.max_length(), values.Text());
       }
-      StoreText(values.bytes(), room);
-      raw->push_back(room.first(bytes_max));
-      raw->push_back(room.subspan(bytes_max));
-      return OkStatus();
-    }
+      return StoreList(feature, values.bytes().size(), values.bytes(), room,
+                       raw);
+    case RecordFeature::Kind::kList:
+      return TakeList(feature, values, room, raw);
     case RecordFeature::Kind::kValues:
       break;
   }
@@ -99,38 +137,37 @@ Status ExampleFeatures::Take(const Wanted& wanted,
     raw->push_back(values.bytes());
     return OkStatus();
   }
-  std::byte probe[sizeof(uint64_t)];
-  const bool fits =
-      values.size() == wanted.values &&
-      (values.kind() == Kind::kInts
-           ? StoreNumber(int64_t{0}, dtype, probe)
-           : values.kind() == Kind::kFloats && StoreNumber(0.0, dtype, probe));
-  if (!fits) return wrong();
+  if (values.size() != wanted.values || !MayHold(values, dtype)) return wrong();
   if (dtype == DType::kFloat32) {
     if (const auto floats = values.floats()) {
       raw->push_back(*floats);
       return OkStatus();
     }
   }
-  const size_t each = DTypeBytes(dtype);
-  std::byte* out = room.data();
-  Status status;
-  const auto store = [&](auto number) {
-    if (!StoreNumber(number, dtype, out)) {
-      status = DataLossError("the value {} does not fit {}", number,
-                             DTypeName(dtype));
-    }
-    out += each;
-    return status.ok();
-  };
-  if (values.kind() == Kind::kInts) {
-    values.ForEachInt(std::ref(store));  // not copied to the heap
-  } else {
-    values.ForEachFloat([&store](float value) { return store(double{value}); });
-  }
-  PENSTOCK_RETURN_IF_ERROR(status);
+  PENSTOCK_RETURN_IF_ERROR(StoreValues(values, dtype, room));
   raw->push_back(room);
   return OkStatus();
+}
+
+Status ExampleFeatures::TakeList(const RecordFeature& feature,
+                                 const ExampleValues& values,
+                                 std::span<std::byte> room, RawRecord* raw) {
+  using Kind = ExampleValues::Kind;
+  const DType dtype = feature.feature.dtype;
+  const uint64_t item = feature.ItemBytes() / DTypeBytes(dtype);
+  if (values.kind() == Kind::kBytes && values.size() == 1 &&
+      values.bytes().size() % feature.ItemBytes() == 0) {
+    return StoreList(feature, values.bytes().size() / feature.ItemBytes(),
+                     values.bytes(), room, raw);
+  }
+  if (values.size() % item != 0 || !MayHold(values, dtype)) {
+    return DataLossError("wanted a list of {}{}, or their raw bytes, found {}",
+                         item == 1 ? "" : Format("{} times any of ", item),
+                         DTypeName(dtype), values.Text());
+  }
+  PENSTOCK_RETURN_IF_ERROR(
+      StoreValues(values, dtype, room.first(feature.feature.RowBytes())));
+  return StoreList(feature, values.size() / item, {}, room, raw);
 }
 
 Status FeatureProposal::Add(std::span<const std::byte> example) {
@@ -172,13 +209,20 @@ Status FeatureProposal::Add(std::span<const std::byte> example) {
 }
 
 std::string FeatureProposal::Of(const Seen& seen) const {
-  if (seen.mixed || seen.least != seen.most || seen.most == 0) return "";
+  if (seen.mixed || seen.most == 0) return "";
   if (seen.kind != ExampleValues::Kind::kBytes) {
-    return Format("dtype: {}, shape: [{}]{}",
+    const bool is_list = seen.least != seen.most;
+    const uint64_t room = std::bit_ceil(2 * seen.most);
+    return Format("dtype: {}, {}{}",
                   seen.kind == ExampleValues::Kind::kInts ? "int64" : "float32",
-                  seen.most == 1 ? "" : std::to_string(seen.most),
-                  seen.examples == examples_ ? "" : ", default: 0");
+                  is_list          ? Format("max_length: {}", room)
+                  : seen.most == 1 ? "shape: []"
+                                   : Format("shape: [{}]", seen.most),
+                  seen.examples == examples_ ? ""
+                  : is_list                  ? ", default: []"
+                                             : ", default: 0");
   }
+  if (seen.least != seen.most) return "";
   if (seen.most != 1) return "";
   if (seen.pictures) return "encoded: true";
   if (!seen.text && seen.bytes_least == seen.bytes_most) {

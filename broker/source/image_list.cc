@@ -570,7 +570,7 @@ const Declaration<ImageListSource>& ImageListSource::Declared() {
                     "between values")
           .Optional("header", &ImageListSource::header, Bool(),
                     "the first row has the names of the columns")
-          .Optional("longer", &ImageListSource::longer, LongerTextType(),
+          .Optional("longer", &ImageListSource::longer, LongerType(),
                     kLongerTextText)
           .Optional("on_missing", &ImageListSource::on_missing, OnMissingType(),
                     "a row whose picture is not there is an error when the "

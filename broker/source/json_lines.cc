@@ -150,6 +150,31 @@ std::string StoreNumbers(Element element, DType dtype,
                 items < shape.front() ? Format("one of {}", items) : "more");
 }
 
+// A list of any length, each item of `shape`.
+Status StoreList(Element element, const FieldRows& rows, size_t field,
+                 std::byte* row) {
+  const TextField& of = rows[field];
+  std::byte* to = rows.NumbersIn(row, field);
+  std::string wrong;
+  simdjson::dom::array array;
+  uint64_t items = 0;  // size() of simdjson ends at 2^24
+  if (element.get(array)) {
+    wrong = Format("wanted a list, found {}", NameOf(element.type()));
+  } else {
+    for (const Element item : array) {
+      if (++items > *of.max_length) continue;
+      wrong = StoreNumbers(item, *of.dtype, of.shape, &to);
+      if (!wrong.empty()) break;
+    }
+  }
+  if (!wrong.empty()) {
+    return DataLossError("field '{}': {}", rows.name(field), wrong);
+  }
+  PENSTOCK_ASSIGN_OR_RETURN(const uint64_t kept, rows.ItemsKept(items, field));
+  rows.EndList(kept, field, row);
+  return OkStatus();
+}
+
 // Without empty lines.
 Status FindLines(ScannedFile* file, RecordSink* lines) {
   PENSTOCK_ASSIGN_OR_RETURN(const uint64_t begin, FindText(file));
@@ -294,6 +319,8 @@ Status ParseJsonLine(std::string_view line, const FieldRows& rows,
                              NameOf(found->type()));
       }
       PENSTOCK_RETURN_IF_ERROR(rows.StoreText(value, i, row));
+    } else if (field.max_length) {
+      PENSTOCK_RETURN_IF_ERROR(StoreList(*found, rows, i, row));
     } else {
       std::byte* to = rows.NumbersIn(row, i);
       const std::string wrong =
@@ -310,17 +337,18 @@ const Declaration<JsonLinesSource>& JsonLinesSource::Declared() {
   static const auto declared =
       Declaration<JsonLinesSource>(
           "json_lines", "Values of JSON documents, one a line (JSONL).")
-          .Gives(kFieldsGive)
+          .Gives(kFieldsAndListsGive)
           .Example(
               "{files: a.jsonl, fields: {label: {dtype: int64}, text: "
-              "{max_bytes: 512, pointer: /body/text, default: ''}}}")
+              "{max_bytes: 512, pointer: /body/text, default: ''}, tokens: "
+              "{dtype: int32, max_length: 512}}}")
           .Required("files", &JsonLinesSource::files, Files(),
                     std::string(kFilesText) +
                         "; in UTF-8, not unpacked. Empty lines are left out")
           .Required("fields", &JsonLinesSource::fields, JsonFields(),
                     kJsonFieldsText)
-          .Optional("longer", &JsonLinesSource::longer, LongerTextType(),
-                    kLongerTextText);
+          .Optional("longer", &JsonLinesSource::longer, LongerType(),
+                    kLongerText);
   return declared;
 }
 

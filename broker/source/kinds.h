@@ -72,7 +72,7 @@ struct ImageListSource {
   std::string folder;  // "": that of file, and absolute paths may be in it
   char delimiter = ',';
   bool header = true;
-  LongerText longer = LongerText::kFail;
+  Longer longer = Longer::kFail;
   OnMissing on_missing = OnMissing::kError;
   Io io = Io::kAuto;
   bool operator==(const ImageListSource&) const = default;
@@ -121,7 +121,7 @@ struct FixedLengthRecordsSource {
 struct TextLinesSource {
   FilePatterns files;
   uint64_t max_bytes = 0;
-  LongerText longer = LongerText::kFail;  // a line of more than max_bytes
+  Longer longer = Longer::kFail;  // a line of more than max_bytes
   bool operator==(const TextLinesSource&) const = default;
 
   static const Declaration<TextLinesSource>& Declared();
@@ -134,7 +134,7 @@ struct TextLinesSource {
 struct JsonLinesSource {
   FilePatterns files;
   FeatureValues<TextField> fields;  // from: a JSON Pointer (RFC 6901)
-  LongerText longer = LongerText::kFail;
+  Longer longer = Longer::kFail;
   bool operator==(const JsonLinesSource&) const = default;
 
   static const Declaration<JsonLinesSource>& Declared();
@@ -150,7 +150,7 @@ struct CsvSource {
   FeatureValues<TextField> columns;  // from: a name of the header, or a number
   char delimiter = ',';
   bool header = true;
-  LongerText longer = LongerText::kFail;
+  Longer longer = Longer::kFail;
   bool operator==(const CsvSource&) const = default;
 
   static const Declaration<CsvSource>& Declared();
@@ -244,6 +244,8 @@ struct PythonDatasetSource {
   std::optional<std::string> object;   // instead: file of a pickled dataset
   std::optional<std::vector<std::string>> names;
   uint64_t max_bytes = 0;  // of a text; 0: by the first sample
+  std::optional<FeatureValues<uint64_t>> max_length;  // of lists
+  Longer longer = Longer::kFail;
   uint32_t processes = 0;  // 0: one per worker
   bool operator==(const PythonDatasetSource&) const = default;
 

@@ -242,7 +242,7 @@ class Parts final : public SourceOfParts {
   const std::string kind_;
   const Concatenation places_;
   const std::vector<std::vector<SelectSpec>> selects_;  // of each part
-  const Status alike_;                       // as CheckAlike
+  const Status alike_;                                  // as CheckAlike
   const Combine combine_;
   bool any_is_read_ = false;
 };

@@ -12,6 +12,7 @@
 
 #include "broker/base/log.h"
 #include "broker/declare/declaration.h"
+#include "broker/io/read.h"
 #include "broker/source/kinds.h"
 #include "broker/source/python_dataset_program.h"
 #include "broker/source/python_records.h"
@@ -135,9 +136,9 @@ const Declaration<PythonDatasetSource>& PythonDatasetSource::Declared() {
           "python",
           "A map-style dataset of Python, made by processes of its own.")
           .Gives(
-              "the arrays and numbers of a sample, named by their keys, fields "
-              "and indices (image, 0, 1.boxes); NAME uint8 [max_bytes] and "
-              "NAME_bytes int64 of a text; bytes as an encoded picture")
+              "arrays and numbers, named by their keys, fields and indices "
+              "(image, 0, 1.boxes); a text NAME with NAME_bytes, a list NAME "
+              "with NAME_length; bytes as an encoded picture")
           .Example("{dataset: \"data.photos:Train\", args: {root: /data}}")
           .Optional("dataset", &PythonDatasetSource::dataset,
                     Maybe(Text("\"package.module:factory\"", IsFunctionName)),
@@ -146,18 +147,22 @@ const Declaration<PythonDatasetSource>& PythonDatasetSource::Declared() {
           .Optional("args", &PythonDatasetSource::args, AnyMapping(),
                     "its keyword arguments")
           .Optional("object", &PythonDatasetSource::object, Maybe(Path()),
-                    "instead of dataset: a pickled one, which "
-                    "penstock.torch.DataLoader writes for a private broker")
+                    "instead of dataset: a pickled one of penstock.torch")
           .Optional("names", &PythonDatasetSource::names,
                     Maybe(OneOrList(Name(), "a name", 64)),
                     "names for the items of a sample that is a tuple")
           .Optional(
               "max_bytes", &PythonDatasetSource::max_bytes,
               WholeNumber<uint64_t>(0, kTextBytesMax),
-              "room for a text in each row; a longer one is an error of "
-              "its sample. 0: four times the first sample's, 1024 at "
-              "least. Of an object: the most bytes of a batch; 0: 256 MiB, "
-              "or 32 times the first batch's")
+              "room for a text; 0: four times the first one's, 1024 at least. "
+              "Of an object: of a batch; 0: 256 MiB, or 32 times the first "
+              "batch's")
+          .Optional("max_length", &PythonDatasetSource::max_length,
+                    Maybe(ValueOfEachFeature(
+                        WholeNumber<uint64_t>(1, kRecordBytesMax))),
+                    "{NAME: n}: room for arrays or lists that differ in length")
+          .Optional("longer", &PythonDatasetSource::longer, LongerType(),
+                    "text, list: an error of its sample, or cut")
           .Optional("processes", &PythonDatasetSource::processes,
                     WholeNumber<uint32_t>(0, kProcessesMax),
                     "how many make samples; 0: one per worker")
@@ -190,9 +195,15 @@ OpenedSource PythonDatasetSource::Open(OpenProgress* progress,
       {"object", of_object ? nlohmann::json(*object) : nlohmann::json()},
       {"names", names.value_or(std::vector<std::string>())},
       {"max_bytes", max_bytes},
+      {"max_length", nlohmann::json::object()},
+      {"cuts", longer == Longer::kCut},
       {"processes", processes},
       {"index", 0},
       {"template", true}};
+  for (const auto& [name, room] :
+       max_length.value_or(FeatureValues<uint64_t>())) {
+    records.argument["max_length"][name] = room;
+  }
   GrowingMemory memory;
   PENSTOCK_RETURN_IF_ERROR(memory.Reserve(1));
   const Cancelled cancelled = [progress] { return progress->cancel.load(); };

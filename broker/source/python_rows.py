@@ -6,8 +6,9 @@ What the template says of the rows:
    "structure": how the features are nested in a sample}
 
 A structure is one of {"list": [structure, ...]} (lists and tuples), {"dict": [[key,
-structure], ...]}, {"array": feature}, {"bytes": feature}, and {"text": features}:
-the bytes, filled with zeros, and their number.
+structure], ...]}, {"array": feature}, {"bytes": feature}, {"items": features} of a
+list that differs in length, and {"text": features}: the bytes or items, zeros after
+them, and how many there are.
 
 A call: seed, then record and pass of each row. Rows are made in order. An answer
 has the number of rows made and the size of the memory; several may come. FAILED
@@ -27,6 +28,7 @@ HEAP_BYTES_MAX = 512 << 20
 WIDER = {"uint16": "int32", "uint32": "int64"}
 FEATURES_MAX = 64  # of a job
 NAME_CHARS_MAX = 64
+FIRST_MAX = 100  # samples that are looked at for a list that is not empty
 
 
 # ---- what a sample holds
@@ -69,11 +71,13 @@ def kind_of(value):
 class Description:
     """Features and structure of a sample, from the first one."""
 
-    def __init__(self, numpy, max_bytes, names):
+    def __init__(self, numpy, options):
         self.numpy = numpy
-        self.max_bytes = max_bytes
-        self.names = names
+        self.max_bytes = options["max_bytes"]
+        self.max_length = dict(options["max_length"])
+        self.names = options["names"]
         self.features = []
+        self.sure = True  # no list is empty, which does not say of what
 
     def feature(self, name, dtype, shape, encoded=False):
         """Keys with dots or of other types may give a name twice: "a.b_" follows."""
@@ -91,6 +95,14 @@ class Description:
         return name
 
     def of(self, value):
+        structure = self.of_sample(value)
+        if self.max_length:
+            name, = list(self.max_length)[:1]
+            raise ValueError(f"max_length: a sample has no array {name!r}; it has "
+                             + ", ".join(each["name"] for each in self.features))
+        return structure
+
+    def of_sample(self, value):
         if not self.names:
             return self.node(value, "")
         if not isinstance(value, (tuple, list)) or len(value) != len(self.names):
@@ -101,6 +113,8 @@ class Description:
 
     def node(self, value, path):
         inner = path + "." if path else ""
+        if path in self.max_length:
+            return self.leaf(value, path)
         if isinstance(value, (tuple, list)):
             names = getattr(value, "_fields", range(len(value)))
             return {"list": [self.node(each, f"{inner}{name}")
@@ -115,6 +129,9 @@ class Description:
         return self.leaf(value, path or "value")
 
     def leaf(self, value, name):
+        room = self.max_length.pop(name, None)
+        if room is not None:
+            return self.items(value, name, room)
         if isinstance(value, str):
             # Without a bound some times the room that the first sample takes.
             size = len(value.encode("utf-8", "replace"))
@@ -143,6 +160,18 @@ class Description:
                 else "wanted numbers, or a list of texts"))
         dtype = WIDER.get(array.dtype.name, array.dtype.name)
         return {"array": self.feature(name, dtype, array.shape)}
+
+    def items(self, value, name, room):
+        """A list that differs in length: as an array of that many, and how many."""
+        if isinstance(value, (tuple, list)):
+            self.sure &= len(value) > 0
+            value = self.numpy.asarray(value)
+        if len(getattr(value, "shape", ())) == 0:
+            raise TypeError(f"{where(name)} is {kind_of(value)}; max_length is for "
+                            "arrays and lists")
+        described = self.leaf(value, name)
+        self.features[-1]["shape"][0] = room
+        return {"items": [described["array"], self.feature(name + "_length", "int64", [])]}
 
 
 # ---- rows
@@ -194,9 +223,10 @@ class Memory:
 class Writer:
     """Writes samples of one structure into the rows of a memory."""
 
-    def __init__(self, numpy, memory, structure):
+    def __init__(self, numpy, memory, options):
         self.numpy = numpy
         self.memory = memory
+        self.cuts = options["cuts"]
         self.bfloat16 = {feature["name"] for feature, _ in memory.places
                          if feature["dtype"] == "bfloat16"}
         # Those whose arrays need nothing but a copy: a bfloat16 is an int16 here,
@@ -208,7 +238,7 @@ class Writer:
             feature["name"]: {"int64": int, "float64": float}[feature["dtype"]]
             for feature, _ in memory.places
             if not feature["shape"] and feature["dtype"] in ("int64", "float64")}
-        self.write = self.write_of(structure, "")
+        self.write = self.write_of(options["structure"], "")
 
     def write_of(self, node, path):
         """A function of row and sample (or part of one) that writes it."""
@@ -223,7 +253,7 @@ class Writer:
             return functools.partial(self.mapping, path, [
                 (key, self.write_of(each, f"{below}{key}")) for key, each in inner])
         return functools.partial(
-            {"text": self.text, "bytes": self.raw}[kind], inner)
+            {"text": self.text, "bytes": self.raw, "items": self.items}[kind], inner)
 
     def sequence(self, path, parts, row, value):
         if not isinstance(value, (tuple, list)) or len(value) != len(parts):
@@ -252,11 +282,38 @@ class Writer:
         columns = self.memory.columns
         column = columns[name][row]
         if size > len(column):
-            raise ValueError(f"{where(name)} has {size} bytes; at most "
-                             f"{len(column)} fit (max_bytes=...)")
+            if not self.cuts:
+                raise ValueError(f"{where(name)} has {size} bytes; at most "
+                                 f"{len(column)} fit (max_bytes=..., or longer=\"cut\")")
+            size = len(column)
+            while size > 0 and data[size] & 0xc0 == 0x80:  # within a character
+                size -= 1
+            data = data[:size]
         column[:size] = self.numpy.frombuffer(data, self.numpy.uint8)
         column[size:] = 0
         columns[name_of_size][row] = size
+
+    def items(self, names, row, value):
+        name, name_of_length = names
+        column = self.memory.columns[name][row]
+        value = self.array_of(name, value)
+        shape = value.shape
+        if shape == (0,):  # an empty list does not say of what
+            value = self.numpy.empty((0, *column.shape[1:]), column.dtype)
+        elif shape[1:] != column.shape[1:] or not shape:
+            raise ValueError(f"{where(name)} has shape {list(shape)}; the first sample "
+                             f"has {['n', *column.shape[1:]]}".replace("'n'", "n"))
+        length = len(value)
+        if length > len(column):
+            if not self.cuts:
+                raise ValueError(f"{where(name)} has {length} items; at most "
+                                 f"{len(column)} fit (max_length=..., or "
+                                 "longer=\"cut\")")
+            length = len(column)
+            value = value[:length]
+        self.fill(name, value, column[:length])
+        column[length:] = 0
+        self.memory.columns[name_of_length][row] = length
 
     def raw(self, name, row, value):
         if not isinstance(value, (bytes, bytearray, memoryview)):
@@ -276,29 +333,35 @@ class Writer:
                 return
             except OverflowError:
                 pass  # what follows names the feature
+        value = self.array_of(name, value)
+        if value.shape != column.shape[1:]:
+            raise ValueError(f"{where(name)} has shape {list(value.shape)}; the first "
+                             f"sample has {list(column.shape[1:])}. Where it differs, "
+                             f"max_length={{{name!r}: ...}} is the room for it")
+        self.fill(name, value, column[row:row + 1].reshape(value.shape))
+
+    def array_of(self, name, value):
         if is_tensor(value):
             if (str(value.dtype) == "torch.bfloat16") != (name in self.bfloat16):
                 raise TypeError(f"{where(name)} is of {value.dtype}; the first "
                                 "sample has another dtype there")
-            value = tensor_array(value)
-        elif isinstance(value, (str, bytes)) or value is None:
+            return tensor_array(value)
+        if isinstance(value, (str, bytes)) or value is None:
             raise TypeError(f"{where(name)} is {kind_of(value)}; the first sample "
                             "has an array or a number there")
-        else:
-            value = self.numpy.asarray(value)
+        return self.numpy.asarray(value)
+
+    def fill(self, name, value, to):
+        """Writes an array into memory of its shape."""
         if value.dtype.kind == "b":  # Pillow's masks have bytes of 255 for true
             value = value.view(self.numpy.uint8) != 0
-        if value.shape != column.shape[1:]:
-            raise ValueError(f"{where(name)} has shape {list(value.shape)}; the "
-                             f"first sample has {list(column.shape[1:])}")
-        if value.dtype == column.dtype:
-            column[row] = value
-        elif not self.numpy.can_cast(value.dtype, column.dtype, "same_kind"):
+        if value.dtype == to.dtype:
+            to[...] = value
+        elif not self.numpy.can_cast(value.dtype, to.dtype, "same_kind"):
             raise TypeError(f"{where(name)} is {value.dtype}; the first sample has "
-                            f"{column.dtype} there")
+                            f"{to.dtype} there")
         else:
-            copy_into(self.numpy, name, value,
-                      column[row:row + 1].reshape(value.shape))
+            copy_into(self.numpy, name, value, to)
 
 
 class Rows:
@@ -310,7 +373,7 @@ class Rows:
         self.dataset = opened.dataset
         self.generators = Generators(numpy)
         self.memory = Memory(numpy, options)
-        self.writer = Writer(numpy, self.memory, options["structure"])
+        self.writer = Writer(numpy, self.memory, options)
         self.fetches = getattr(self.dataset, "__getitems__", None)
 
     def make(self, call, numbers, link):
@@ -370,7 +433,10 @@ def describe_rows(opened, options):
     dataset = opened.dataset
     opened.begin_worker(options)
     length = length_of(dataset)
-    description = Description(numpy, options["max_bytes"], options["names"])
-    structure = description.of(dataset[0])
+    for i in range(FIRST_MAX):
+        description = Description(numpy, options)
+        structure = description.of(dataset[i])
+        if description.sure or i + 1 == length:
+            break
     return {"length": length, "features": description.features,
             "structure": structure}

@@ -41,8 +41,12 @@ Status ReadFeature(const YamlValue& value, const std::string& key_word,
   static const ValueType<std::vector<int64_t>> shape = Shape();
   static const ValueType<uint64_t> max_bytes =
       WholeNumber<uint64_t>(1, kRecordBytesMax);
-  std::vector<std::string_view> known = {key_word, "encoded", "dtype", "shape",
-                                         "max_bytes"};
+  static const ValueType<uint64_t> max_length =
+      WholeNumber<uint64_t>(1, kRecordBytesMax);
+  static const ValueType<Longer> longer = LongerType();
+  std::vector<std::string_view> known = {key_word, "encoded",    "dtype",
+                                         "shape",  "max_length", "max_bytes",
+                                         "longer"};
   known.insert(known.end(), more.begin(), more.end());
   PENSTOCK_RETURN_IF_ERROR(value.CheckMapping(
       known, "a mapping with encoded: true, or dtype and shape, or max_bytes"));
@@ -51,6 +55,16 @@ Status ReadFeature(const YamlValue& value, const std::string& key_word,
   PENSTOCK_ASSIGN_OR_RETURN(const std::string_view given,
                             value.OneOf({"encoded", "dtype", "max_bytes"}));
   const YamlValue shape_value = value.Optional("shape");
+  const YamlValue length_value = value.Optional("max_length");
+  const YamlValue longer_value = value.Optional("longer");
+  if (longer_value.present()) {
+    if (given == "encoded" || (given == "dtype" && !length_value.present())) {
+      return longer_value.Error("is for text and lists (max_length)");
+    }
+    Longer which = Longer::kFail;
+    PENSTOCK_RETURN_IF_ERROR(longer.Read(longer_value, &which));
+    feature->cuts = which == Longer::kCut;
+  }
   const YamlValue default_value = value.Optional("default");
   const YamlValue pointer = value.Optional("pointer");
   if (pointer.present()) {
@@ -64,21 +78,39 @@ Status ReadFeature(const YamlValue& value, const std::string& key_word,
     feature->kind = RecordFeature::Kind::kValues;
     PENSTOCK_RETURN_IF_ERROR(
         dtype.Read(value.Required("dtype"), &feature->feature.dtype));
-    PENSTOCK_RETURN_IF_ERROR(
-        shape.Read(value.Required("shape"), &feature->feature.shape));
+    if (length_value.present()) {
+      feature->kind = RecordFeature::Kind::kList;
+      uint64_t room = 0;
+      PENSTOCK_RETURN_IF_ERROR(max_length.Read(length_value, &room));
+      if (shape_value.present()) {
+        PENSTOCK_RETURN_IF_ERROR(
+            shape.Read(shape_value, &feature->feature.shape));
+      }
+      feature->feature.shape.insert(feature->feature.shape.begin(),
+                                    static_cast<int64_t>(room));
+    } else {
+      PENSTOCK_RETURN_IF_ERROR(
+          shape.Read(value.Required("shape"), &feature->feature.shape));
+    }
     uint64_t values = 1;
     for (const int64_t side : feature->feature.shape) {
       // Divide: the product of hostile dimensions overflows.
       if (values > kRecordBytesMax / static_cast<uint64_t>(side)) {
-        return shape_value.Error(
-            Format("more than {} values", kRecordBytesMax));
+        return value.Error(Format("more than {} values", kRecordBytesMax));
       }
       values *= static_cast<uint64_t>(side);
     }
-    return default_value.present() ? ReadDefault(default_value, feature)
-                                   : OkStatus();
+    if (!default_value.present()) return OkStatus();
+    if (feature->kind != RecordFeature::Kind::kList) {
+      return ReadDefault(default_value, feature);
+    }
+    if (!default_value.IsSequence() || default_value.size() > 0) {
+      return default_value.Wanted("[], the empty list");
+    }
+    feature->otherwise = int64_t{0};
+    return OkStatus();
   }
-  for (const YamlValue& other : {shape_value, default_value}) {
+  for (const YamlValue& other : {shape_value, default_value, length_value}) {
     if (other.present()) return other.Error("is only for a dtype");
   }
   feature->feature.dtype = DType::kUint8;
@@ -96,6 +128,16 @@ Status ReadFeature(const YamlValue& value, const std::string& key_word,
   return OkStatus();
 }
 
+std::string LengthName(const RecordFeature& feature) {
+  return feature.feature.name + (feature.kind == RecordFeature::Kind::kText
+                                     ? kBytesSuffix
+                                     : kLengthSuffix);
+}
+
+bool IsContinuation(std::byte byte) {
+  return (byte & std::byte{0xc0}) == std::byte{0x80};
+}
+
 Json FeatureToJson(const RecordFeature& feature, const std::string& key_word) {
   Json json = Json::object();
   if (!feature.key.empty()) json[key_word] = feature.key;
@@ -105,7 +147,14 @@ Json FeatureToJson(const RecordFeature& feature, const std::string& key_word) {
       json["encoded"] = true;
       break;
     case RecordFeature::Kind::kText:
-      json["max_bytes"] = feature.feature.shape[0];
+      json["max_bytes"] = feature.max_length();
+      break;
+    case RecordFeature::Kind::kList:
+      json["dtype"] = DTypeName(feature.feature.dtype);
+      json["max_length"] = feature.max_length();
+      json["shape"] = std::vector<int64_t>(feature.feature.shape.begin() + 1,
+                                           feature.feature.shape.end());
+      if (feature.otherwise) json["default"] = Json::array();
       break;
     case RecordFeature::Kind::kValues:
       json["dtype"] = DTypeName(feature.feature.dtype);
@@ -116,6 +165,7 @@ Json FeatureToJson(const RecordFeature& feature, const std::string& key_word) {
       }
       break;
   }
+  if (feature.cuts) json["longer"] = "cut";
   return json;
 }
 
@@ -135,16 +185,14 @@ ValueType<RecordFeatures> RecordFeaturesType(
               value.Required(feature.feature.name), key_word, more, &feature));
         }
         for (const RecordFeature& each : *out) {
-          if (each.kind == RecordFeature::Kind::kText &&
+          if (each.has_length() &&
               std::any_of(out->begin(), out->end(),
                           [&each](const RecordFeature& other) {
-                            return other.feature.name ==
-                                   each.feature.name + "_bytes";
+                            return other.feature.name == LengthName(each);
                           })) {
-            return value.Error(
-                Format("'{0}_bytes' is the length of the text '{0}': call that "
-                       "feature otherwise",
-                       each.feature.name));
+            return value.Error(Format(
+                "'{}' is the length of '{}': call that feature otherwise",
+                LengthName(each), each.feature.name));
           }
         }
         return OkStatus();
@@ -162,9 +210,8 @@ RawSpec RawSpecOf(const RecordFeatures& features) {
   RawSpec spec;
   for (const RecordFeature& each : features) {
     spec.push_back({each.feature, each.kind == RecordFeature::Kind::kEncoded});
-    if (each.kind == RecordFeature::Kind::kText) {
-      spec.push_back(
-          {{each.feature.name + "_bytes", DType::kInt64, {}}, false});
+    if (each.has_length()) {
+      spec.push_back({{LengthName(each), DType::kInt64, {}}, false});
     }
   }
   return spec;
@@ -172,7 +219,8 @@ RawSpec RawSpecOf(const RecordFeatures& features) {
 
 std::vector<std::byte> DefaultBytes(const RecordFeature& feature) {
   const size_t each = DTypeBytes(feature.feature.dtype);
-  std::vector<std::byte> bytes(feature.feature.RowBytes());
+  std::vector<std::byte> bytes(feature.RowBytes());
+  if (feature.has_length()) return bytes;
   for (size_t at = 0; at < bytes.size(); at += each) {
     std::visit(
         [&](auto number) {
@@ -191,16 +239,29 @@ bool StoreNumber(double number, DType dtype, std::byte* out) {
   return StoreReal(number, dtype, out);
 }
 
-uint64_t TextBytes(const RecordFeature& feature) {
-  return static_cast<uint64_t>(feature.feature.shape[0]) + sizeof(int64_t);
-}
-
-void StoreText(std::span<const std::byte> text, std::span<std::byte> out) {
-  const auto bytes = static_cast<int64_t>(text.size());
-  if (!text.empty()) std::memcpy(out.data(), text.data(), text.size());
-  const size_t room = out.size() - sizeof(bytes);
-  std::memset(out.data() + text.size(), 0, room - text.size());
-  std::memcpy(out.data() + room, &bytes, sizeof(bytes));
+Status StoreList(const RecordFeature& feature, uint64_t items,
+                 std::span<const std::byte> bytes, std::span<std::byte> out,
+                 RawRecord* raw) {
+  const bool is_text = feature.kind == RecordFeature::Kind::kText;
+  if (items > feature.max_length()) {
+    if (!feature.cuts) {
+      return DataLossError("{}; at most {} fit ({}, or `longer: cut`)",
+                           is_text ? Format("a text of {} bytes", items)
+                                   : Format("a list of {}", items),
+                           feature.max_length(),
+                           is_text ? "max_bytes" : "max_length");
+    }
+    items = feature.max_length();
+    while (is_text && items > 0 && IsContinuation(bytes[items])) --items;
+  }
+  const uint64_t used = items * feature.ItemBytes();
+  const uint64_t room = feature.feature.RowBytes();
+  if (!bytes.empty()) std::memmove(out.data(), bytes.data(), used);
+  std::memset(out.data() + used, 0, room - used);
+  std::memcpy(out.data() + room, &items, sizeof(items));
+  raw->push_back(out.first(room));
+  raw->push_back(out.subspan(room, sizeof(items)));
+  return OkStatus();
 }
 
 bool LooksLikePicture(std::string_view bytes) {

@@ -19,31 +19,50 @@
 namespace penstock {
 
 struct RecordFeature {
-  enum class Kind { kValues, kEncoded, kText };
+  enum class Kind { kValues, kEncoded, kText, kList };
 
-  // The name is the row's; dtype and shape of kValues, the room of kText.
+  // The name is the row's; dtype and shape; the first dimension of kText and
+  // kList is the room for them.
   Feature feature;
   std::string key;  // its name in the record; "": the same
   Kind kind = Kind::kValues;
   // Where a JSON document has it (RFC 6901); nullopt: it is the whole part.
   std::optional<std::string> pointer;
-  // Stands for each value where the record has none.
+  // Stands for each value where the record has none; of a list: it is empty.
   std::optional<std::variant<int64_t, double>> otherwise;
+  bool cuts = false;  // a longer text or list loses its end
   bool operator==(const RecordFeature&) const = default;
 
   const std::string& key_or_name() const {
     return key.empty() ? feature.name : key;
   }
+  bool has_length() const { return kind == Kind::kText || kind == Kind::kList; }
+  uint64_t max_length() const {
+    return static_cast<uint64_t>(feature.shape[0]);
+  }
+  uint64_t ItemBytes() const { return feature.RowBytes() / max_length(); }
+  // In a row, the length included.
+  uint64_t RowBytes() const {
+    return feature.RowBytes() + (has_length() ? sizeof(int64_t) : 0);
+  }
 };
 using RecordFeatures = std::vector<RecordFeature>;
 
-// {NAME: {encoded: true} or {dtype, shape, default} or {max_bytes}, ...}, each
-// with key_word, the word for the name in the record; more: "default",
-// "pointer", where the source takes them.
+// {NAME: {encoded: true} or {dtype, shape, default} or {dtype, max_length,
+// shape, longer} or {max_bytes, longer}, ...}, each with key_word, the word for
+// the name in the record; more: "default", "pointer", where the source takes
+// them.
 ValueType<RecordFeatures> RecordFeaturesType(
     std::string key_word, std::vector<std::string_view> more);
 
-// What features become in a row: text is followed by NAME_bytes, int64.
+inline constexpr char kRecordFeaturesGive[] =
+    "as given; of text, NAME uint8 [max_bytes] and NAME_bytes int64, of a "
+    "list, "
+    "NAME [max_length, *shape] and NAME_length int64: how many are the row's; "
+    "zeros follow";
+
+// What features become in a row: text is followed by NAME_bytes, a list by
+// NAME_length, int64.
 RawSpec RawSpecOf(const RecordFeatures& features);
 
 // The values of feature.otherwise.
@@ -54,11 +73,12 @@ std::vector<std::byte> DefaultBytes(const RecordFeature& feature);
 bool StoreNumber(int64_t number, DType dtype, std::byte* out);
 bool StoreNumber(double number, DType dtype, std::byte* out);
 
-// Copies text, which fits, and zeros after it to out; then the number of its
-// bytes as int64.
-void StoreText(std::span<const std::byte> text, std::span<std::byte> out);
-// The bytes that StoreText takes.
-uint64_t TextBytes(const RecordFeature& feature);
+// Points *raw at the feature in out and at its length: `items` of it, which lie
+// in `bytes` or at the beginning of out already; zeros behind them. DataLoss:
+// there are more than fit, and they are not cut.
+Status StoreList(const RecordFeature& feature, uint64_t items,
+                 std::span<const std::byte> bytes, std::span<std::byte> out,
+                 RawRecord* raw);
 
 // Whether a spec without features is told of pictures. The bytes may be the
 // first of many.

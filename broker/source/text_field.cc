@@ -15,8 +15,7 @@
 namespace penstock {
 namespace {
 
-constexpr char kBytesSuffix[] = "_bytes";
-
+// The numbers of one item.
 uint64_t NumbersOf(const TextField& field) {
   uint64_t numbers = 1;
   for (const int64_t dimension : field.shape) {
@@ -29,12 +28,35 @@ uint64_t NumbersOf(const TextField& field) {
   return numbers;
 }
 
+bool HasLength(const TextField& field) {
+  return field.max_bytes || field.max_length;
+}
+
+// Items of a field that has a length, and the bytes of each.
+uint64_t RoomOf(const TextField& field) {
+  return field.max_bytes ? *field.max_bytes : *field.max_length;
+}
+uint64_t ItemBytes(const TextField& field) {
+  return field.max_bytes ? 1 : NumbersOf(field) * DTypeBytes(*field.dtype);
+}
+
+std::string LengthName(const std::string& name, const TextField& field) {
+  return name + (field.max_bytes ? kBytesSuffix : kLengthSuffix);
+}
+
 Status CheckField(const YamlValue& value, TextField* field) {
   if (field->dtype.has_value() == field->max_bytes.has_value()) {
     return value.Error("give dtype for numbers, or max_bytes for text");
   }
-  if (field->max_bytes && !field->shape.empty()) {
-    return value.Error("text has no shape");
+  if (field->max_bytes && (!field->shape.empty() || field->max_length)) {
+    return value.Error("text has no shape, and max_bytes is its length");
+  }
+  if (field->fallback && field->fallback->empty() && field->dtype &&
+      !field->max_length) {
+    return value.Error("default: [] is for a list (max_length)");
+  }
+  if (field->fallback && !field->fallback->empty() && field->max_length) {
+    return value.Error("the default of a list is []");
   }
   return OkStatus();
 }
@@ -100,6 +122,7 @@ ValueType<std::optional<std::vector<std::string>>> ClassesType() {
 Status ReadDefault(const YamlValue& value, void* object) {
   TextField& field = *static_cast<TextField*>(object);
   std::vector<std::byte>& bytes = field.fallback.emplace();
+  if (value.IsSequence() && value.size() == 0) return OkStatus();
   if (field.dtype) {
     bytes.resize(DTypeBytes(*field.dtype));
     return ReadNumber(value, *field.dtype, bytes.data());
@@ -117,6 +140,10 @@ Status ReadDefault(const YamlValue& value, void* object) {
 void WriteDefault(const void* object, nlohmann::ordered_json* out) {
   const TextField& field = *static_cast<const TextField*>(object);
   if (!field.fallback) return;
+  if (field.dtype && field.fallback->empty()) {
+    *out = nlohmann::ordered_json::array();
+    return;
+  }
   if (field.dtype)
     return WriteNumber(*field.dtype, field.fallback->data(), out);
   WriteText({reinterpret_cast<const char*>(field.fallback->data()),
@@ -133,8 +160,12 @@ Declaration<TextField> DeclareField(const TextFieldOptions& options) {
   }
   declared.Optional("dtype", &TextField::dtype, Maybe(AnyDType()),
                     "of numbers");
-  if (options.with_shape)
-    declared.Optional("shape", &TextField::shape, Shape(), "");
+  if (options.with_shape) {
+    declared.Optional("shape", &TextField::shape, Shape(), "")
+        .Optional("max_length", &TextField::max_length,
+                  Maybe(WholeNumber<uint64_t>(1, kRecordBytesMax)),
+                  "room for a list in each row");
+  }
   declared
       .Optional("max_bytes", &TextField::max_bytes,
                 Maybe(WholeNumber<uint64_t>(1, kRecordBytesMax)),
@@ -143,7 +174,7 @@ Declaration<TextField> DeclareField(const TextFieldOptions& options) {
                 "")
       .Add({"default",
             "where there is no value",
-            "a number, or text",
+            "a number, text, or []",
             false,
             false,
             {ReadDefault, WriteDefault}})
@@ -156,27 +187,34 @@ Status CheckRow(const YamlValue& value,
   std::unordered_set<std::string> names;
   uint64_t bytes = 0;
   for (const auto& [name, field] : fields) {
-    const bool is_text = field.max_bytes.has_value();
-    if (is_text) {
-      bytes += *field.max_bytes + sizeof(int64_t);
-    } else if (field.dtype) {
-      bytes += NumbersOf(field) * DTypeBytes(*field.dtype);
+    std::vector<std::string> features = {name};
+    uint64_t items = 1;
+    if (HasLength(field)) {
+      features.push_back(LengthName(name, field));
+      items = RoomOf(field);
+      bytes += sizeof(int64_t);
     }
-    if (is_text && name.size() + sizeof(kBytesSuffix) - 1 > kNameCharsMax) {
-      return value.Error(Format("'{}{}' has more than {} characters", name,
-                                kBytesSuffix, kNameCharsMax));
+    if (field.max_bytes || field.dtype) {
+      // Divide: the product of hostile dimensions overflows.
+      const uint64_t each = std::max<uint64_t>(ItemBytes(field), 1);
+      bytes +=
+          items > kRecordBytesMax / each ? kRecordBytesMax + 1 : items * each;
     }
-    for (const std::string& feature :
-         is_text ? std::vector{name, name + kBytesSuffix} : std::vector{name}) {
+    if (features.back().size() > kNameCharsMax) {
+      return value.Error(Format("'{}' has more than {} characters",
+                                features.back(), kNameCharsMax));
+    }
+    for (const std::string& feature : features) {
       if (names.insert(feature).second) continue;
       return value.Error(
-          Format("two features are named '{}'; text NAME also gives NAME{}",
-                 feature, kBytesSuffix));
+          Format("two features are named '{}'; text NAME also gives NAME{}, a "
+                 "list NAME{}",
+                 feature, kBytesSuffix, kLengthSuffix));
     }
   }
   if (names.size() > kFeaturesMax) {
     return value.Error(
-        Format("{} features, those of text count twice; at most {}",
+        Format("{} features, those of text and lists count twice; at most {}",
                names.size(), kFeaturesMax));
   }
   if (bytes > kRecordBytesMax) {
@@ -211,12 +249,11 @@ ValueType<FeatureValues<TextField>> TextFields(
   return type;
 }
 
-ValueType<LongerText> LongerTextType() {
-  return Words<LongerText>(
-      {{"fail", LongerText::kFail}, {"cut", LongerText::kCut}});
+ValueType<Longer> LongerType() {
+  return Words<Longer>({{"fail", Longer::kFail}, {"cut", Longer::kCut}});
 }
 
-FieldRows::FieldRows(const FeatureValues<TextField>& fields, LongerText longer)
+FieldRows::FieldRows(const FeatureValues<TextField>& fields, Longer longer)
     : fields_(fields), longer_(longer) {
   for (const auto& [name, field] : fields_) {
     at_.push_back(bytes_);
@@ -224,18 +261,22 @@ FieldRows::FieldRows(const FeatureValues<TextField>& fields, LongerText longer)
       raw_spec_.push_back({{name, DType::kUint8, {}}, true});
       continue;
     }
-    if (field.classes) {
-      raw_spec_.push_back({{name, DType::kInt64, {}}, false});
-    } else if (field.dtype) {
-      raw_spec_.push_back({{name, *field.dtype, field.shape}, false});
-    } else {
-      raw_spec_.push_back(
-          {{name, DType::kUint8, {static_cast<int64_t>(*field.max_bytes)}},
-           false});
-      bytes_ += raw_spec_.back().feature.RowBytes();
-      raw_spec_.push_back({{name + kBytesSuffix, DType::kInt64, {}}, false});
+    Feature feature = {name,
+                       field.classes     ? DType::kInt64
+                       : field.max_bytes ? DType::kUint8
+                                         : *field.dtype,
+                       field.shape};
+    if (HasLength(field)) {
+      feature.shape.insert(feature.shape.begin(),
+                           static_cast<int64_t>(RoomOf(field)));
     }
-    bytes_ += raw_spec_.back().feature.RowBytes();
+    bytes_ += feature.RowBytes();
+    raw_spec_.push_back({std::move(feature), false});
+    if (HasLength(field)) {
+      raw_spec_.push_back(
+          {{LengthName(name, field), DType::kInt64, {}}, false});
+      bytes_ += sizeof(int64_t);
+    }
   }
   uint64_t end = 0;
   for (const RawFeature& each : raw_spec_) {
@@ -247,7 +288,7 @@ Status FieldRows::StoreText(std::string_view text, size_t field,
                             std::byte* row) const {
   const uint64_t room = *fields_[field].second.max_bytes;
   if (text.size() > room) {
-    if (longer_ == LongerText::kFail) {
+    if (longer_ == Longer::kFail) {
       return DataLossError(
           "field '{}': text of {} bytes; at most {} fit (max_bytes, or "
           "`longer: cut`)",
@@ -257,12 +298,29 @@ Status FieldRows::StoreText(std::string_view text, size_t field,
     while (kept > 0 && IsContinuation(text[kept])) --kept;
     text = text.substr(0, kept);
   }
-  std::byte* const to = row + at_[field];
-  const auto bytes = static_cast<int64_t>(text.size());
-  std::copy_n(reinterpret_cast<const std::byte*>(text.data()), text.size(), to);
-  std::fill_n(to + text.size(), room - text.size(), std::byte{0});
-  std::memcpy(to + room, &bytes, sizeof(bytes));
+  std::copy_n(reinterpret_cast<const std::byte*>(text.data()), text.size(),
+              row + at_[field]);
+  EndList(text.size(), field, row);
   return OkStatus();
+}
+
+StatusOr<uint64_t> FieldRows::ItemsKept(uint64_t items, size_t field) const {
+  const uint64_t room = RoomOf(fields_[field].second);
+  if (items > room && longer_ == Longer::kFail) {
+    return DataLossError(
+        "field '{}': a list of {}; at most {} fit (max_length, or `longer: "
+        "cut`)",
+        name(field), items, room);
+  }
+  return std::min(items, room);
+}
+
+void FieldRows::EndList(uint64_t items, size_t field, std::byte* row) const {
+  const TextField& of = fields_[field].second;
+  const uint64_t each = ItemBytes(of);
+  std::byte* const end = row + at_[field] + RoomOf(of) * each;
+  std::fill(row + at_[field] + items * each, end, std::byte{0});
+  std::memcpy(end, &items, sizeof(items));
 }
 
 Status FieldRows::StoreDefault(std::string_view lacks, size_t field,
@@ -277,6 +335,10 @@ Status FieldRows::StoreDefault(std::string_view lacks, size_t field,
     return StoreText(
         {reinterpret_cast<const char*>(bytes.data()), bytes.size()}, field,
         row);
+  }
+  if (of.max_length) {
+    EndList(0, field, row);
+    return OkStatus();
   }
   std::byte* to = row + at_[field];
   for (uint64_t i = 0; i < NumbersOf(of); ++i) {

@@ -60,7 +60,7 @@ class TextLines final : public IndexedSource {
                 {"text", DType::kUint8, {static_cast<int64_t>(spec.max_bytes)}},
                 {"bytes", DType::kInt64, {}}})),
         max_bytes_(spec.max_bytes),
-        cuts_(spec.longer == LongerText::kCut),
+        cuts_(spec.longer == Longer::kCut),
         longer_(FindLongLines(this->index(), max_bytes_)) {}
 
   std::string warning() const override {
@@ -143,7 +143,7 @@ const Declaration<TextLinesSource>& TextLinesSource::Declared() {
                     WholeNumber<uint64_t>(1, kMaxBytesMax),
                     "room for a line in each row; `longer` says what becomes "
                     "of a longer line")
-          .Optional("longer", &TextLinesSource::longer, LongerTextType(),
+          .Optional("longer", &TextLinesSource::longer, LongerType(),
                     "a line of more than max_bytes is an error of its sample "
                     "(on_error applies), or loses its end, perhaps within a "
                     "character; `penstock check` counts them");

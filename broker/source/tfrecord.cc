@@ -164,9 +164,7 @@ const Declaration<TfrecordSource>& TfrecordSource::Declared() {
   static const auto declared =
       Declaration<TfrecordSource>(
           "tfrecord", "Records of TFRecord files, each a tf.train.Example.")
-          .Gives(
-              "as given; a text NAME is uint8 [max_bytes], filled with zeros, "
-              "with NAME_bytes int64")
+          .Gives(kRecordFeaturesGive)
           .Example(
               "{files: \"/data/train-*\", features: {image: {key: "
               "image/encoded, encoded: true}, label: {key: "
@@ -177,9 +175,12 @@ const Declaration<TfrecordSource>& TfrecordSource::Declared() {
               "features", &TfrecordSource::features,
               RecordFeaturesType("key", {"default"}),
               "{NAME: {encoded: true}} of a picture, {NAME: {dtype, shape}} of "
-              "numbers or raw bytes, {NAME: {max_bytes}} of text; with `key`, "
-              "its name in the record (NAME), and for numbers `default`, the "
-              "values where a record lacks it (an error of the sample). Left "
+              "numbers or raw bytes, {NAME: {max_bytes}} of text, {NAME: "
+              "{dtype, "
+              "max_length}} of a list of numbers, each of `shape` ([]); for "
+              "these two `longer`, fail or cut; with `key`, its name in the "
+              "record (NAME), and for numbers `default`, the values where a "
+              "record lacks it (an error of the sample), of a list []. Left "
               "out, an error proposes them")
           .Optional("io", &TfrecordSource::io, IoType(), kIoText);
   return declared;

@@ -479,16 +479,10 @@ class Webdataset final : public IndexedSource {
   };
 
   static uint64_t RoomOf(const RecordFeature& feature) {
-    switch (feature.kind) {
-      case RecordFeature::Kind::kText:
-        return TextBytes(feature);
-      case RecordFeature::Kind::kValues:
-        return feature.pointer ? feature.feature.RowBytes()
-                               : sizeof(int64_t);  // of a number in text
-      case RecordFeature::Kind::kEncoded:
-        break;
-    }
-    return 0;
+    if (feature.kind == RecordFeature::Kind::kEncoded) return 0;
+    const bool in_place = !feature.has_length() && !feature.pointer;
+    return in_place ? sizeof(int64_t)  // of a number in text
+                    : feature.RowBytes();
   }
 
   // What is read at once; nullopt: each member by itself.
@@ -523,7 +517,10 @@ class Webdataset final : public IndexedSource {
           "the sample does not have it; `on_missing: skip` leaves such samples "
           "out");
     }
-    raw->push_back(defaults_[feature]);
+    const std::span<const std::byte> values = defaults_[feature];
+    const uint64_t bytes = features_[feature].feature.RowBytes();
+    raw->push_back(values.first(bytes));
+    if (features_[feature].has_length()) raw->push_back(values.subspan(bytes));
     return OkStatus();
   }
 
@@ -536,22 +533,32 @@ class Webdataset final : public IndexedSource {
         if (member.empty()) return DataLossError("it is empty");
         raw->push_back(member);
         return OkStatus();
-      case RecordFeature::Kind::kText: {
-        const uint64_t bytes_max = room.size() - sizeof(int64_t);
-        if (member.size() > bytes_max) {
-          return DataLossError(
-              "wanted a text of at most {} bytes (max_bytes), found {}",
-              bytes_max, member.size());
+      case RecordFeature::Kind::kText:
+        return StoreList(feature, member.size(), member, room, raw);
+      case RecordFeature::Kind::kList: {
+        std::span<const std::byte> items = member;
+        if (IsNpy(member)) {
+          PENSTOCK_ASSIGN_OR_RETURN(
+              items, NpyValues(feature.feature, /*first=*/1, member));
         }
-        StoreText(member, room);
-        raw->push_back(room.first(bytes_max));
-        raw->push_back(room.subspan(bytes_max));
-        return OkStatus();
+        if (items.size() % feature.ItemBytes() != 0) {
+          return DataLossError(
+              "wanted any number of {} bytes, {}, or a .npy file, found {} "
+              "bytes",
+              feature.ItemBytes(), feature.feature.ToString(), items.size());
+        }
+        return StoreList(feature, items.size() / feature.ItemBytes(), items,
+                         room, raw);
       }
       case RecordFeature::Kind::kValues:
         break;
     }
-    if (IsNpy(member)) return TakeNpy(feature.feature, member, raw);
+    if (IsNpy(member)) {
+      PENSTOCK_ASSIGN_OR_RETURN(const std::span<const std::byte> values,
+                                NpyValues(feature.feature, 0, member));
+      raw->push_back(values);
+      return OkStatus();
+    }
     if (numbers_[i] || MayBeText(feature.feature)) {
       const std::string_view text = Trimmed(member);
       if (StoreNumberText(text, feature.feature.dtype, room.data())) {
@@ -591,32 +598,37 @@ class Webdataset final : public IndexedSource {
     return text.substr(0, text.find_last_not_of(kSpace) + 1);
   }
 
-  static Status TakeNpy(const Feature& feature,
-                        std::span<const std::byte> member, RawRecord* raw) {
+  // Values whose shape is that of the feature from dimension `first` on.
+  static StatusOr<std::span<const std::byte>> NpyValues(
+      const Feature& feature, size_t first, std::span<const std::byte> member) {
     const StatusOr<NpyHeader> found = ParseNpyHeader(
         "as .npy", member.first(std::min(member.size(), kNpyHeaderBytesMax)),
         member.size());
     // Whatever is wrong with it, it is wrong with this sample.
     if (!found.ok()) return DataLossError("{}", found.status().message());
     const NpyHeader& header = *found;
-    if (header.dtype() != feature.dtype ||
-        !std::equal(header.shape.begin(), header.shape.end(),
-                    feature.shape.begin(), feature.shape.end(),
-                    [](uint64_t a, int64_t b) {
-                      return a == static_cast<uint64_t>(b);
-                    })) {
+    const bool fits =
+        header.dtype() == feature.dtype &&
+        header.shape.size() == feature.shape.size() &&
+        std::equal(header.shape.begin() + static_cast<ptrdiff_t>(first),
+                   header.shape.end(),
+                   feature.shape.begin() + static_cast<ptrdiff_t>(first),
+                   [](uint64_t a, int64_t b) {
+                     return a == static_cast<uint64_t>(b);
+                   });
+    if (!fits) {
       return DataLossError("wanted {}, found {}", feature.ToString(),
                            header.ToString());
     }
-    raw->push_back(member.subspan(header.bytes));
-    return OkStatus();
+    return member.subspan(header.bytes);
   }
 
   // A value of a member that is a JSON document.
   class JsonField {
    public:
     explicit JsonField(const RecordFeature& feature)
-        : rows_({{feature.feature.name, FieldOf(feature)}}, LongerText::kFail),
+        : rows_({{feature.feature.name, FieldOf(feature)}},
+                feature.cuts ? Longer::kCut : Longer::kFail),
           pointers_({*PointerTokens(*feature.pointer)}) {}
 
     Status Take(std::span<const std::byte> member, std::span<std::byte> room,
@@ -641,7 +653,11 @@ class Webdataset final : public IndexedSource {
       }
       field.dtype = feature.feature.dtype;
       field.shape = feature.feature.shape;
-      if (feature.otherwise) {
+      if (feature.kind == RecordFeature::Kind::kList) {
+        field.max_length = feature.max_length();
+        field.shape.erase(field.shape.begin());
+        if (feature.otherwise) field.fallback.emplace();
+      } else if (feature.otherwise) {
         field.fallback = DefaultBytes(feature);
         field.fallback->resize(DTypeBytes(*field.dtype));
       }
@@ -667,9 +683,7 @@ const Declaration<WebdatasetSource>& WebdatasetSource::Declared() {
           "webdataset",
           "Samples of tar files: members with one base name (0001.jpg, "
           "0001.cls).")
-          .Gives(
-              "as given; a text NAME is uint8 [max_bytes], filled with zeros, "
-              "with NAME_bytes int64")
+          .Gives(kRecordFeaturesGive)
           .Example(
               "{files: \"/data/train-{000000..000146}.tar\", features: {image: "
               "{member: jpg;jpeg;png, encoded: true}, label: {member: cls, "
@@ -681,7 +695,10 @@ const Declaration<WebdatasetSource>& WebdatasetSource::Declared() {
               RecordFeaturesType("member", {"default", "pointer"}),
               "{NAME: {encoded: true}} of a picture, {NAME: {dtype, shape}} of "
               "a number in text (cls; any of 4 bytes or more), an array (npy) "
-              "or raw bytes, {NAME: {max_bytes}} of text; with `member`, its "
+              "or raw bytes, {NAME: {max_bytes}} of text, {NAME: {dtype, "
+              "max_length}} of a list of numbers (npy, JSON, raw bytes), each "
+              "of `shape` ([]); for these two `longer`, fail or cut; with "
+              "`member`, its "
               "extension, a pattern (*.jpg) or several by preference (jpg;png; "
               "NAME), `pointer`, where a JSON member has it (/label), and for "
               "numbers `default`, the values where a sample lacks it (an error "

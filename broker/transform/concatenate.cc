@@ -88,24 +88,33 @@ class PadStage final : public Stage {
   const Padder padder_;
 };
 
-// Pads text: what is behind its end is no part of it.
-class PadTextStage final : public RowStage {
+// Pads text or a list, whose length is another feature: what is behind its end
+// is no part of it.
+class PadListStage final : public RowStage {
  public:
-  PadTextStage(Padder padder, TokenInput input)
-      : padder_(std::move(padder)), input_(std::move(input)) {}
+  PadListStage(Padder padder, const Feature& list)
+      : padder_(std::move(padder)), list_(list) {}
   Status Run(std::span<const std::span<const std::byte>> in,
              std::span<std::byte* const> out) const override {
-    PENSTOCK_ASSIGN_OR_RETURN(const std::string_view text,
-                              input_.TextOf(in, 0));
-    const auto left = static_cast<int64_t>(
-        padder_.Write(std::as_bytes(std::span(text)), out[0]));
+    const auto room = list_.shape[0];
+    const auto length = ValueAt<int64_t>(in[1].data());
+    if (length < 0 || length > room) {
+      return DataLossError(
+          "feature '{}': its length is {}, and it has room "
+          "for {}",
+          list_.name, length, room);
+    }
+    const uint64_t bytes = list_.RowBytes() / static_cast<uint64_t>(room) *
+                           static_cast<uint64_t>(length);
+    const auto left =
+        static_cast<int64_t>(padder_.Write(in[0].first(bytes), out[0]));
     Store(left, out[1]);
     return OkStatus();
   }
 
  private:
   const Padder padder_;
-  const TokenInput input_;
+  const Feature list_;
 };
 
 ValueType<PadSequenceOp::Side> SideType() {
@@ -144,6 +153,12 @@ Status ConcatenateOp::AddToRow(RowBuilder* row) const {
     PENSTOCK_RETURN_IF_ERROR(path->CheckDecoded());
     if (std::find(taken.begin(), taken.end(), path) != taken.end()) {
       return InvalidArgumentError("names feature '{}' twice", name);
+    }
+    if (row->IsList(*path)) {
+      return InvalidArgumentError(
+          "'{0}' is a list of {0}{1} items: `drop` that feature before, if the "
+          "zeros behind its end are to count",
+          path->feature().name, kLengthSuffix);
     }
     const Feature& feature = path->feature();
     std::vector<int64_t> shape = AsList(feature.shape);
@@ -235,8 +250,10 @@ const Declaration<PadSequenceOp>& PadSequenceOp::Declared() {
           "Pads sequences to a length, and cuts longer ones, as Keras' "
           "pad_sequences (whose defaults are start and start).")
           .Gives(
-              "[n, ...] of any dtype → [length, ...]; of text, its "
-              "NAME_bytes becomes how many are left")
+              "[n, ...] of any dtype → [length, ...]; of text and lists, the "
+              "value is behind their end, and NAME_bytes or NAME_length "
+              "becomes "
+              "how many are left")
           .Example("{feature: tokens, length: 128}")
           .Required("length", &PadSequenceOp::length,
                     WholeNumber<int64_t>(1, kLengthMax), "of the result")
@@ -271,15 +288,15 @@ Status PadSequenceOp::AddToRow(RowBuilder* row) const {
     made.shape[0] = length;
     PENSTOCK_RETURN_IF_ERROR(CheckMade(made));
     Padder padder(*this, item_bytes, std::move(bytes));
-    if (row->LengthOf(*path) == nullptr || made.shape.size() > 1) {
+    PathBuilder* const list_length = row->LengthOf(*path);
+    if (list_length == nullptr || !list_length->feature().shape.empty()) {
       path->AddStage(std::make_unique<PadStage>(std::move(padder)), made.shape,
                      made.dtype);
       continue;
     }
-    PENSTOCK_ASSIGN_OR_RETURN(const TokenInput input, FindTexts(*row, name));
-    PENSTOCK_RETURN_IF_ERROR(
-        row->AddStep(input.taken, {made, input.taken[1]->feature()},
-                     std::make_unique<PadTextStage>(std::move(padder), input)));
+    PENSTOCK_RETURN_IF_ERROR(row->AddStep(
+        {path, list_length}, {made, list_length->feature()},
+        std::make_unique<PadListStage>(std::move(padder), path->feature())));
   }
   return OkStatus();
 }

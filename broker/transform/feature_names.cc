@@ -47,8 +47,8 @@ const Declaration<SelectOp>& SelectOp::Declared() {
           .Gives("a row → these features")
           .Example("{features: [image, label]}")
           .Required("features", &SelectOp::features, SomeFeatures(),
-                    "their names, in the order that the row gets; a text "
-                    "brings its NAME_bytes");
+                    "their names, in the order that the row gets; each "
+                    "brings its NAME_bytes or NAME_length");
   return declared;
 }
 
@@ -67,7 +67,8 @@ const Declaration<DropOp>& DropOp::Declared() {
           .Gives("a row → the other features")
           .Example("{features: [text]}")
           .Required("features", &DropOp::features, SomeFeatures(),
-                    "their names; a text takes its NAME_bytes along");
+                    "their names; each takes its NAME_bytes or NAME_length "
+                    "along");
   return declared;
 }
 
@@ -96,7 +97,8 @@ const Declaration<RenameOp>& RenameOp::Declared() {
           .Gives("a row → the same")
           .Example("{features: {x: image, y: label}}")
           .Required("features", &RenameOp::features, names,
-                    "{OLD: NEW, ...}; a text TEXT takes its TEXT_bytes along");
+                    "{OLD: NEW, ...}; each takes its OLD_bytes or OLD_length "
+                    "along");
   return declared;
 }
 
@@ -112,7 +114,8 @@ Status RenameOp::AddToRow(RowBuilder* row) const {
           return each.first == length->feature().name;
         });
     if (length != nullptr && !is_named) {
-      renamed.emplace_back(length, to + "_bytes");
+      renamed.emplace_back(
+          length, to + (row->IsList(*path) ? kLengthSuffix : kBytesSuffix));
     }
   }
   // All at once: names may be swapped.

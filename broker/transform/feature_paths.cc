@@ -199,6 +199,18 @@ Status AddToPaths(const Op& op, uint32_t number, const RowBuilder& row,
   return OkStatus();
 }
 
+// Features that are lists, and the room for their items.
+std::vector<std::pair<const PathBuilder*, int64_t>> ListsOf(
+    const RowBuilder& row) {
+  std::vector<std::pair<const PathBuilder*, int64_t>> lists;
+  for (size_t i = 0; i < row.size(); ++i) {
+    if (row.IsList(row[i])) {
+      lists.emplace_back(&row[i], row[i].feature().shape[0]);
+    }
+  }
+  return lists;
+}
+
 // Adds op number `number`.
 template <typename Op>
 Status AddOp(const Op& op, uint32_t number, RowBuilder* row, Pairs* pairs) {
@@ -214,7 +226,18 @@ Status AddOp(const Op& op, uint32_t number, RowBuilder* row, Pairs* pairs) {
   } else if constexpr (requires { op.AddToRow(row); }) {
     return op.AddToRow(row);
   } else {
-    return AddToPaths(op, number, *row, pairs);
+    const auto lists = ListsOf(*row);
+    PENSTOCK_RETURN_IF_ERROR(AddToPaths(op, number, *row, pairs));
+    for (const auto& [path, room] : lists) {
+      const Feature& feature = path->feature();
+      if (!feature.shape.empty() && feature.shape[0] == room) continue;
+      return InvalidArgumentError(
+          "changes the first dimension of '{0}', a list of {0}{1} items: "
+          "`drop` "
+          "that feature before, if the zeros behind its end are to count",
+          feature.name, kLengthSuffix);
+    }
+    return OkStatus();
   }
 }
 

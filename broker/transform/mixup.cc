@@ -14,6 +14,14 @@
 namespace penstock {
 namespace {
 
+Status CheckNoList(const RowBuilder& row, const PathBuilder& path) {
+  return row.IsList(path) ? InvalidArgumentError(
+                                "'{0}' is a list of {0}{1} items, and lists of "
+                                "different lengths cannot be mixed",
+                                path.feature().name, kLengthSuffix)
+                          : OkStatus();
+}
+
 constexpr uint32_t kPairing = 0xff00;  // op of its draws
 constexpr double kAlphaMin = 0.001;
 constexpr double kAlphaMax = 1000;
@@ -188,6 +196,7 @@ Status AddMixup(const MixupOp& op, uint32_t number, RowBuilder* row) {
   for (const PathBuilder* each : found) {
     PENSTOCK_RETURN_IF_ERROR(each->CheckDecoded());
     const Feature& feature = each->feature();
+    PENSTOCK_RETURN_IF_ERROR(CheckNoList(*row, *each));
     const Mixing mixing = MixingOf(feature.dtype);
     if (mixing == nullptr && op.alpha > 0) {
       return InvalidArgumentError(
@@ -217,6 +226,7 @@ Status AddMixup(const MixupOp& op, uint32_t number, RowBuilder* row) {
       return InvalidArgumentError(
           "names feature '{}' twice, in `feature` and `label`", each->name());
     }
+    PENSTOCK_RETURN_IF_ERROR(CheckNoList(*row, *each));
     PENSTOCK_RETURN_IF_ERROR(
         each->CheckFloats("put one_hot before it, or name other labels in "
                           "`label`"));

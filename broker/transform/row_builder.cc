@@ -28,10 +28,10 @@ StatusOr<PathBuilder*> RowBuilder::Find(const std::string& name) const {
       (name == kDefaultFeature || name == kDefaultLabel)) {
     return paths_[0].get();
   }
-  return InvalidArgumentError(
-      "no feature '{}': give one of {}", name,
-      JoinText(paths_, ", ",
-               [](const auto& path) { return path->feature().name; }));
+  return InvalidArgumentError("no feature '{}': give one of {}", name,
+                              JoinText(paths_, ", ", [](const auto& path) {
+                                return path->feature().name;
+                              }));
 }
 
 StatusOr<std::vector<PathBuilder*>> RowBuilder::FindAll(
@@ -54,21 +54,33 @@ size_t RowBuilder::PlaceOf(const PathBuilder* path) const {
       paths_.begin());
 }
 
-PathBuilder* RowBuilder::LengthOf(const PathBuilder& text) const {
-  const Feature& feature = text.feature();
-  if (text.encoded() || feature.dtype != DType::kUint8 ||
-      feature.shape.empty()) {
-    return nullptr;
+PathBuilder* RowBuilder::LengthOf(const PathBuilder& path) const {
+  const Feature& feature = path.feature();
+  if (path.encoded() || feature.shape.empty()) return nullptr;
+  const auto named = [this](const std::string& name,
+                            const std::vector<int64_t>& shape) {
+    PathBuilder* const length = Named(name);
+    return length != nullptr && length->feature().dtype == DType::kInt64 &&
+                   length->feature().shape == shape
+               ? length
+               : nullptr;
+  };
+  if (PathBuilder* const length = named(feature.name + kLengthSuffix, {})) {
+    return length;
   }
-  PathBuilder* length = Named(feature.name + "_bytes");
-  // The name that text_lines gives it.
-  if (length == nullptr && feature.name == "text") length = Named("bytes");
+  if (feature.dtype != DType::kUint8) return nullptr;
   const std::vector<int64_t> texts(feature.shape.begin(),
                                    feature.shape.end() - 1);
-  return length != nullptr && length->feature().dtype == DType::kInt64 &&
-                 length->feature().shape == texts
-             ? length
-             : nullptr;
+  PathBuilder* const bytes = named(feature.name + kBytesSuffix, texts);
+  // The name that text_lines gives it.
+  return bytes == nullptr && feature.name == "text" ? named("bytes", texts)
+                                                    : bytes;
+}
+
+bool RowBuilder::IsList(const PathBuilder& path) const {
+  const PathBuilder* const length = LengthOf(path);
+  return length != nullptr &&
+         length->feature().name == path.feature().name + kLengthSuffix;
 }
 
 void RowBuilder::Keep(const std::vector<PathBuilder*>& kept) {

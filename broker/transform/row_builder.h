@@ -92,9 +92,12 @@ class RowBuilder {
   // nullptr: there is none.
   PathBuilder* Named(const std::string& name) const;
   size_t PlaceOf(const PathBuilder* path) const;
-  // The number of a text's bytes (NAME_bytes, or `bytes` of text_lines); else
-  // nullptr.
-  PathBuilder* LengthOf(const PathBuilder& text) const;
+  // How much of a feature's first dimension is the row's (NAME_length), how
+  // many bytes of a text or of each of several (NAME_bytes, or `bytes` of
+  // text_lines); else nullptr.
+  PathBuilder* LengthOf(const PathBuilder& path) const;
+  // It has a NAME_length.
+  bool IsList(const PathBuilder& path) const;
 
   // The row gets these features, in this order.
   void Keep(const std::vector<PathBuilder*>& kept);

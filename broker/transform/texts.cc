@@ -228,8 +228,7 @@ const Declaration<ParseJsonOp>& ParseJsonOp::Declared() {
           .Optional("feature", &ParseJsonOp::feature, Name(), "the text")
           .Required("fields", &ParseJsonOp::fields, JsonFields(),
                     kJsonFieldsText)
-          .Optional("longer", &ParseJsonOp::longer, LongerTextType(),
-                    kLongerTextText);
+          .Optional("longer", &ParseJsonOp::longer, LongerType(), kLongerText);
   return declared;
 }
 

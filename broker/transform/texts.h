@@ -43,7 +43,7 @@ struct HashOp {
 struct ParseJsonOp {
   std::string feature = "text";
   FeatureValues<TextField> fields;  // from: a JSON Pointer
-  LongerText longer = LongerText::kFail;
+  Longer longer = Longer::kFail;
   bool operator==(const ParseJsonOp&) const = default;
 
   static const Declaration<ParseJsonOp>& Declared();

@@ -34,10 +34,12 @@ StatusOr<TokenInput> FindTokens(const RowBuilder& row,
     input.is_text = true;
     input.room = static_cast<uint64_t>(feature.shape.back());
     input.shape.pop_back();
-    if (PathBuilder* const lengths = row.LengthOf(*path)) {
-      input.has_lengths = true;
-      input.taken.push_back(lengths);
-    }
+  }
+  if (PathBuilder* const lengths = row.LengthOf(*path)) {
+    input.has_lengths =
+        input.is_text && lengths->feature().shape == input.shape;
+    input.is_list = !input.has_lengths;
+    input.taken.push_back(lengths);
   }
   input.count = 1;
   for (const int64_t side : input.shape) {
@@ -58,6 +60,20 @@ StatusOr<TokenInput> FindTexts(const RowBuilder& row, const std::string& name) {
       path->feature().ToString());
 }
 
+StatusOr<uint64_t> TokenInput::CountIn(
+    std::span<const std::span<const std::byte>> in) const {
+  if (!is_list) return count;
+  int64_t length = 0;
+  std::memcpy(&length, in[1].data(), sizeof(length));
+  if (length < 0 || length > shape[0]) {
+    return DataLossError(
+        "feature '{}': its length is {}, and it has room for {}", name, length,
+        shape[0]);
+  }
+  return count / static_cast<uint64_t>(shape[0]) *
+         static_cast<uint64_t>(length);
+}
+
 TokenStage::TokenStage(TokenInput input)
     : input_(std::move(input)),
       widen_(CastKernel(input_.dtype, DType::kInt64)) {}
@@ -65,7 +81,11 @@ TokenStage::TokenStage(TokenInput input)
 Status TokenStage::Run(std::span<const std::span<const std::byte>> in,
                        std::span<std::byte* const> out) const {
   char digits[24];
-  for (uint64_t i = 0; i < input_.count; ++i) {
+  PENSTOCK_ASSIGN_OR_RETURN(const uint64_t count, input_.CountIn(in));
+  std::memset(out[0] + count * sizeof(int64_t), 0,
+              (input_.count - count) * sizeof(int64_t));
+  if (input_.is_list) std::memcpy(out[1], in[1].data(), sizeof(int64_t));
+  for (uint64_t i = 0; i < count; ++i) {
     Token token;
     if (input_.is_text) {
       PENSTOCK_ASSIGN_OR_RETURN(token.text, input_.TextOf(in, i));
@@ -85,8 +105,10 @@ Status TokenStage::Run(std::span<const std::span<const std::byte>> in,
 
 Status AddTokenStage(RowBuilder* row, const TokenInput& input,
                      std::unique_ptr<TokenStage> stage) {
-  return row->AddStep(input.taken, {{input.name, DType::kInt64, input.shape}},
-                      std::move(stage));
+  ElementSpec made = {{input.name, DType::kInt64, input.shape}};
+  // Steps replace what they take.
+  if (input.is_list) made.push_back(input.taken[1]->feature());
+  return row->AddStep(input.taken, made, std::move(stage));
 }
 
 }  // namespace penstock

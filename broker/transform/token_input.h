@@ -2,7 +2,8 @@
 //
 // A feature of uint8 with a dimension is text, or several: of NAME_bytes bytes
 // each, if the row has that feature, else without the zeros at its end, as
-// NumPy's S. Other integers are tokens of their decimal digits.
+// NumPy's S. Other integers are tokens of their decimal digits. Of a list of
+// NAME_length of them, those behind its end are none.
 #ifndef BROKER_TRANSFORM_TOKEN_INPUT_H_
 #define BROKER_TRANSFORM_TOKEN_INPUT_H_
 
@@ -26,14 +27,18 @@ struct Token {
 struct TokenInput {
   std::string name;
   bool is_text = false;
-  bool has_lengths = false;
+  bool has_lengths = false;  // taken[1]: of a text, or of each
+  bool is_list = false;      // taken[1]: of the list
   DType dtype = DType::kUint8;
   uint64_t room = 0;           // of a text, bytes
   std::vector<int64_t> shape;  // of the tokens
   uint64_t count = 0;
   std::vector<PathBuilder*> taken;
 
-  // The text of a row. DataLoss: its length is none.
+  // How many tokens a row has. DataLoss, here and below: its length is none.
+  StatusOr<uint64_t> CountIn(
+      std::span<const std::span<const std::byte>> in) const;
+  // The text of a row.
   StatusOr<std::string_view> TextOf(
       std::span<const std::span<const std::byte>> in, uint64_t i) const;
 };

@@ -82,9 +82,8 @@ constexpr const char* kSpecs[] = {
 };
 constexpr const char* kJobs[] = {"j", "k", ""};
 constexpr const char* kOps[] = {
-    "ping",     "status", "jobs",   "datasets", "state",    "stop", "evict",
-    "shutdown", "index",  "attach", "detach",   "register", "parse",
-    "weights"};
+    "ping",     "status", "jobs",   "datasets", "state",    "stop",  "evict",
+    "shutdown", "index",  "attach", "detach",   "register", "parse", "weights"};
 constexpr const char* kKeys[] = {
     "penstock",      "op",          "spec",
     "file",          "base",        "job",

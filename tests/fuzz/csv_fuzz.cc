@@ -72,7 +72,7 @@ void CheckSource(std::string_view text, char delimiter, bool header) {
   spec.columns = {{"a", {.from = header ? "" : "0", .max_bytes = kMaxBytes}}};
   spec.delimiter = delimiter;
   spec.header = header;
-  spec.longer = LongerText::kCut;
+  spec.longer = Longer::kCut;
   OpenProgress progress;
   const auto source = spec.Open(&progress);
   if (!source.ok()) {

@@ -67,7 +67,7 @@ void CheckSource(std::string_view text, char delimiter, bool header,
                   {"text", {.from = from("b", "1"), .max_bytes = kMaxBytes}}};
   spec.delimiter = delimiter;
   spec.header = header;
-  spec.longer = LongerText::kCut;
+  spec.longer = Longer::kCut;
   spec.on_missing = on_missing;
   OpenProgress progress;
   const auto source = spec.Open(&progress);

@@ -34,13 +34,15 @@ void Check(std::string_view line) {
       {.dtype = DType::kFloat32, .shape = {1, 2}},
       {.dtype = DType::kFloat64},
       {.dtype = DType::kBool},
+      {.dtype = DType::kInt8, .max_length = 2},
+      {.dtype = DType::kFloat32, .shape = {2}, .max_length = 3},
       {.max_bytes = 5}};
   static const Pointers pointers = {{"x"}};
   static const Pointers deep = {{"x", "0", "y"}};
   // As the source checks it before.
   if (FindNotUtf8(line)) return;
   for (const TextField& field : fields) {
-    const FieldRows rows({{"x", field}}, LongerText::kCut);
+    const FieldRows rows({{"x", field}}, Longer::kCut);
     for (const Pointers& pointer : {pointers, deep}) {
       std::vector<std::byte> one;
       std::vector<std::byte> other;
@@ -52,11 +54,15 @@ void Check(std::string_view line) {
       if (!parsed) continue;
       Require(std::memcmp(one.data(), other.data(), rows.bytes()) == 0,
               "a row has no byte of another");
-      if (!field.max_bytes) continue;
+      if (!field.max_bytes && !field.max_length) continue;
       int64_t bytes = 0;
-      std::memcpy(&bytes, one.data() + *field.max_bytes, sizeof(bytes));
-      Require(bytes >= 0 && static_cast<uint64_t>(bytes) <= *field.max_bytes,
-              "text has room");
+      std::memcpy(&bytes, one.data() + rows.bytes() - sizeof(bytes),
+                  sizeof(bytes));
+      const uint64_t room =
+          field.max_bytes.value_or(field.max_length.value_or(0));
+      Require(bytes >= 0 && static_cast<uint64_t>(bytes) <= room,
+              "texts and lists have room");
+      if (!field.max_bytes) continue;
       Require(!FindNotUtf8({reinterpret_cast<const char*>(one.data()),
                             static_cast<size_t>(bytes)}),
               "text is UTF-8");

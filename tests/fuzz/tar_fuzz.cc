@@ -37,6 +37,9 @@ RecordFeatures Features() {
   add("cls", "", RecordFeature::Kind::kValues, DType::kInt16, {});
   add("npy", "", RecordFeature::Kind::kValues, DType::kFloat32, {2, 3});
   add("txt", "", RecordFeature::Kind::kText, DType::kUint8, {12});
+  add("list", "npy", RecordFeature::Kind::kList, DType::kFloat32, {3, 3});
+  add("cut", "txt", RecordFeature::Kind::kText, DType::kUint8, {2});
+  features.back().cuts = true;
   features[1].otherwise = features[2].otherwise = int64_t{1};
   features[2].otherwise = 1.0;
   return features;

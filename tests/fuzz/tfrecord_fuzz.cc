@@ -40,6 +40,11 @@ RecordFeatures Features() {
   add("tokens", "", RecordFeature::Kind::kValues, DType::kInt64, {4});
   add("raw", "", RecordFeature::Kind::kValues, DType::kInt16, {2, 2});
   add("text", "", RecordFeature::Kind::kText, DType::kUint8, {12});
+  add("list", "tokens", RecordFeature::Kind::kList, DType::kInt32, {3});
+  features.back().cuts = true;
+  add("pairs", "box", RecordFeature::Kind::kList, DType::kFloat32, {4, 2});
+  features.back().otherwise = int64_t{0};
+  add("bytes", "raw", RecordFeature::Kind::kList, DType::kInt16, {5});
   return features;
 }
 

@@ -37,6 +37,8 @@ def folder(tmp_path_factory):
     np.save(folder / "image.npy", rng.integers(0, 256, (ROWS, 5, 4, 3), dtype=np.uint8))
     for name, part in zip("abcdef", np.split(every, [9, 10, 40, 41, 66])):
         part.tofile(folder / name)
+    (folder / "lists.jsonl").write_text("".join(
+        json.dumps({"tokens": list(range(i, i + i % 9))}) + "\n" for i in range(ROWS)))
     return folder
 
 
@@ -91,6 +93,8 @@ PIPELINES = {
     "filter-by-file": lambda folder: records(folder).filter("file", matches="*[bdef]"),
     "filter-by-function": lambda folder: labelled(folder).filter(
         lambda row: row["value"] % 3 != 0),
+    "lists": lambda folder: Dataset.json_lines(
+        folder / "lists.jsonl", {"tokens": {"dtype": "int32", "max_length": 9}}),
     "take": lambda folder: Dataset.range(100).take(61),
     "skip": lambda folder: Dataset.range(100).skip(41),
     "shard": lambda folder: Dataset.range(200).shard(3, 1),

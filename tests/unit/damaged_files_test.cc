@@ -53,7 +53,8 @@ std::vector<Kind> Kinds() {
       {"npy", "npy: {features: {x: data}}", array},
       {"npz", "npz: {file: data, features: {x: x}}", zip.Bytes()},
       {"fixed_length_records",
-       "fixed_length_records: {files: data, features: {x: {dtype: uint8, shape: "
+       "fixed_length_records: {files: data, features: {x: {dtype: uint8, "
+       "shape: "
        "[5]}}}",
        std::string(50, '\1')},
       {"idx", "idx: {images: data}",

@@ -39,8 +39,8 @@ class FilePatternsTest : public testing::Test {
                                   const std::string& list = "") {
     for (std::string& pattern : patterns) pattern = folder_ + "/" + pattern;
     return Names(
-        FilePatterns{patterns, list.empty() ? "" : folder_ + "/" + list}
-            .Expand(*FileAccess::OfBroker()));
+        FilePatterns{patterns, list.empty() ? "" : folder_ + "/" + list}.Expand(
+            *FileAccess::OfBroker()));
   }
   std::vector<std::string> Names(
       const StatusOr<std::vector<std::string>>& files) {

@@ -4,6 +4,8 @@
 // left out, in a slot whose page cannot be read: the worker that assembles it
 // waits in the handler of the fault while the test asks the job; a batch that
 // is filled twice.
+#include "broker/job/job.h"
+
 #include <sys/mman.h>
 #include <unistd.h>
 
@@ -16,7 +18,6 @@
 #include <thread>
 #include <utility>
 
-#include "broker/job/job.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
@@ -46,13 +47,13 @@ struct OneJob {
     auto segment = *Segment::Create(layout.segment, 1, 1);
     const uint32_t slots = layout.slots_per_lane;
     job = std::make_unique<Job>(JobKey{}, options, dataset, std::move(layout),
-                                 std::move(segment), MemoryReservation(), 1,
-                                 nullptr);
+                                std::move(segment), MemoryReservation(), 1,
+                                nullptr);
     job->SetUsableSlots(slots);
     Delivery::Joining joining;
     joining.cursor = page;
-    const auto joined = job->Attach(std::move(joining),
-                                     [](const auto&) { return OkStatus(); });
+    const auto joined =
+        job->Attach(std::move(joining), [](const auto&) { return OkStatus(); });
     EXPECT_TRUE(joined.ok()) << joined.status().message();
     seat = joined->seat;
     job->Advance({seat});

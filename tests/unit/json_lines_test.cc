@@ -88,6 +88,7 @@ TEST_F(JsonLinesTest, WhatIsWrongIsNamed) {
   const TextField number{.dtype = DType::kInt8};
   const TextField list{.dtype = DType::kFloat32, .shape = {2}};
   const TextField text{.max_bytes = 3};
+  const TextField pairs{.dtype = DType::kInt8, .shape = {2}, .max_length = 9};
   const auto fails = [&](const std::string& line, const TextField& field) {
     const auto source = Open(JsonLinesSource{
         .files = {{Write("a", line + "\n")}}, .fields = {{"x", field}}});
@@ -119,6 +120,14 @@ TEST_F(JsonLinesTest, WhatIsWrongIsNamed) {
             "field 'x': wanted a list of 2, found more");
   EXPECT_EQ(fails("{\"x\": [1, [2]]}", list),
             "field 'x': wanted a number, found a list");
+  EXPECT_EQ(fails("{\"x\": null}", pairs),
+            "field 'x' is null; give it a `default` if that is right");
+  EXPECT_EQ(fails("{\"x\": 1}", pairs),
+            "field 'x': wanted a list, found a number");
+  EXPECT_EQ(fails("{\"x\": [[1, 2], [3]]}", pairs),
+            "field 'x': wanted a list of 2, found one of 1");
+  EXPECT_EQ(fails("{\"x\": [[1, 2], [3, 400]]}", pairs),
+            "field 'x': 400 does not fit into int8");
   EXPECT_EQ(fails("{\"x\": 1e39}", {.dtype = DType::kFloat32}),
             "field 'x': 1e+39 does not fit into float32");
   EXPECT_EQ(fails("{\"x\": 1}", text),
@@ -161,6 +170,43 @@ TEST_F(JsonLinesTest, ADefaultFillsWhatIsMissing) {
   EXPECT_EQ(Text(Record(*source, 1), 1), "b");
 }
 
+TEST_F(JsonLinesTest, ListsDifferInLength) {
+  const std::string file = Write("a",
+                                 "{\"x\": [1, 2], \"b\": [[1, 2], [3, 4]]}\n"
+                                 "{\"x\": [], \"b\": null}\n"
+                                 "{\"x\": [1, 2, 3, 4], \"b\": []}\n");
+  const FeatureValues<TextField> fields = {
+      {"x", {.dtype = DType::kInt32, .max_length = 3}},
+      {"b",
+       {.dtype = DType::kFloat32,
+        .shape = {2},
+        .max_length = 2,
+        .fallback = std::vector<std::byte>()}}};
+  const auto source =
+      Open(JsonLinesSource{.files = {{file}}, .fields = fields});
+  EXPECT_EQ(source->raw_spec()[0].feature.ToString(), "x int32 [3]");
+  EXPECT_EQ(source->raw_spec()[1].feature.ToString(), "x_length int64 []");
+  EXPECT_EQ(source->raw_spec()[2].feature.ToString(), "b float32 [2, 2]");
+  std::vector<std::string> record = Record(*source, 0);
+  EXPECT_THAT(Values<int32_t>(record[0]), ElementsAre(1, 2, 0));
+  EXPECT_THAT(Values<int64_t>(record[1]), ElementsAre(2));
+  EXPECT_THAT(Values<float>(record[2]), ElementsAre(1, 2, 3, 4));
+  EXPECT_THAT(Values<int64_t>(record[3]), ElementsAre(2));
+  record = Record(*source, 1);
+  EXPECT_THAT(Values<int32_t>(record[0]), ElementsAre(0, 0, 0));
+  EXPECT_THAT(Values<int64_t>(record[1]), ElementsAre(0));
+  EXPECT_THAT(Values<float>(record[2]), ElementsAre(0, 0, 0, 0));
+  EXPECT_THAT(Values<int64_t>(record[3]), ElementsAre(0));
+  EXPECT_THAT(ReadFails(*source, 2),
+              HasSubstr("field 'x': a list of 4; at most 3 fit (max_length, or "
+                        "`longer: cut`)"));
+  const auto cut = Open(JsonLinesSource{
+      .files = {{file}}, .fields = fields, .longer = Longer::kCut});
+  record = Record(*cut, 2);
+  EXPECT_THAT(Values<int32_t>(record[0]), ElementsAre(1, 2, 3));
+  EXPECT_THAT(Values<int64_t>(record[1]), ElementsAre(3));
+}
+
 TEST_F(JsonLinesTest, LongerTextIsCutAtAWholeCharacter) {
   const auto source =
       Open(JsonLinesSource{.files = {{Write("a",
@@ -168,7 +214,7 @@ TEST_F(JsonLinesTest, LongerTextIsCutAtAWholeCharacter) {
                                             "{\"x\": \"\xf0\x9f\x98\x80\"}\n"
                                             "{\"x\": \"abcd\"}\n")}},
                            .fields = {{"x", {.max_bytes = 3}}},
-                           .longer = LongerText::kCut});
+                           .longer = Longer::kCut});
   EXPECT_EQ(Text(Record(*source, 0), 0), "ab");
   EXPECT_EQ(Text(Record(*source, 1), 0), "");
   EXPECT_EQ(Text(Record(*source, 2), 0), "abc");
@@ -180,7 +226,7 @@ TEST_F(JsonLinesTest, ALineThatIsTooLongIsAnErrorOfItsSample) {
       .files = {{Write(
           "a", "{\"x\": \"" + most + "\"}\n" + "{\"x\":\"" + most + "\"}\n")}},
       .fields = {{"x", {.max_bytes = 1}}},
-      .longer = LongerText::kCut});
+      .longer = Longer::kCut});
   EXPECT_THAT(ReadFails(*source, 0),
               HasSubstr("line 1: a line of 16777217 bytes; at most 16777216 "
                         "are parsed"));

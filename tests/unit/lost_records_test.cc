@@ -14,8 +14,8 @@
 #include <thread>
 #include <vector>
 
-#include "common/memory_folder.h"
 #include "broker/recovery/recovery_journal.h"
+#include "common/memory_folder.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "tests/support/gated_state_directory.h"

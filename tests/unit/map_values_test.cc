@@ -588,6 +588,47 @@ TEST_F(MapValuesTest, PadSequencePadsAndCutsAtBothSides) {
   EXPECT_THAT(Made<int64_t>("t_bytes"), ElementsAre(2));
 }
 
+TEST_F(MapValuesTest, WhatIsBehindTheEndOfAListIsNoPartOfIt) {
+  Add<int32_t>("t", {5, 7, 0, 0}, {4});
+  Add<int64_t>("t_length", {2}, {});
+  const std::string lookup =
+      "[{lookup: {feature: t, vocabulary: [5, 7], "
+      "oov_buckets: 0}}";
+  EXPECT_THAT(Make<int64_t>(lookup + "]", "t"), ElementsAre(0, 1, 0, 0));
+  EXPECT_THAT(Made<int64_t>("t_length"), ElementsAre(2));
+  const std::string pad = "{pad_sequence: {feature: t, length: 3, value: 9}}";
+  EXPECT_THAT(Make<int64_t>(lookup + ", " + pad + "]", "t"),
+              ElementsAre(0, 1, 9));
+  EXPECT_THAT(Made<int64_t>("t_length"), ElementsAre(2));
+  Make<int32_t>("[{rename: {features: {t: x}}}, {select: {features: [x]}}]",
+                "x");
+  EXPECT_EQ(Features(), "x int32 [4], x_length int64 []");
+  for (const std::string& map :
+       {std::string("[{reshape: {feature: t, shape: [2, 2]}}]"),
+        std::string("[{reshape: {feature: t, shape: [1, 4]}}]")}) {
+    EXPECT_THAT(Error(map), HasSubstr("changes the first dimension of 't', a "
+                                      "list of t_length items"));
+  }
+  Make<int32_t>("[{reshape: {feature: t, shape: [4, 1]}}]", "t");
+  EXPECT_EQ(Features(), "t int32 [4, 1], t_length int64 []");
+  EXPECT_THAT(Error("[{concatenate: {features: [t, t], to: x}}]"),
+              HasSubstr("'t' is a list of t_length items: `drop` that"));
+  Clear();
+  Add<float>("b", {1, 2, 3, 4, 5, 6}, {3, 2});
+  Add<int64_t>("b_length", {1}, {});
+  EXPECT_THAT(Make<float>("[{pad_sequence: {feature: b, length: 2, value: -1, "
+                          "pad: start}}]",
+                          "b"),
+              ElementsAre(-1, -1, 1, 2));
+  EXPECT_THAT(Error("[{mixup: {feature: b, alpha: 1, label: []}}]"),
+              HasSubstr("different lengths cannot be mixed"));
+  Clear();
+  Add<int32_t>("t", {5}, {1});
+  Add<int64_t>("t_length", {-1}, {});
+  ASSERT_TRUE(Compile(lookup + "]").ok());
+  EXPECT_THAT(Run().message(), HasSubstr("its length is -1, and it has room"));
+}
+
 TEST_F(MapValuesTest, ConcatenateAndReshape) {
   Add<float>("a", {1}, {});
   Add<float>("b", {2, 3}, {2});

@@ -14,9 +14,9 @@
 #include <set>
 #include <vector>
 
-#include "broker/plan/orders.h"
 #include "broker/plan/file_runs.h"
 #include "broker/plan/mix.h"
+#include "broker/plan/orders.h"
 #include "broker/plan/plan.h"
 #include "broker/plan/select.h"
 

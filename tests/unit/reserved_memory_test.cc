@@ -102,9 +102,8 @@ TEST(MemoryReservationTest, WhatWillReturnIsAwaited) {
   MemoryReservation kept = all->Take(kUid, kStep).reservation;
   EXPECT_FALSE(all->AwaitReturn(&returns, latest, cancel)) << "it is kept";
   kept.WillReturn();
-  std::thread waits([&] {
-    EXPECT_TRUE(all->AwaitReturn(&returns, latest, cancel));
-  });
+  std::thread waits(
+      [&] { EXPECT_TRUE(all->AwaitReturn(&returns, latest, cancel)); });
   kept = {};
   waits.join();
   EXPECT_FALSE(all->AwaitReturn(&returns, latest, cancel)) << "none is left";

@@ -11,9 +11,9 @@
 #include <set>
 #include <vector>
 
+#include "broker/plan/orders.h"
 #include "broker/plan/plan.h"
 #include "broker/plan/select.h"
-#include "broker/plan/orders.h"
 #include "broker/plan/shard_steps.h"
 
 namespace penstock::shard_by_file_test {

@@ -89,9 +89,8 @@ TEST_F(TextLinesTest, EveryLineOfEveryFileComesWithoutItsEnd) {
 
 TEST_F(TextLinesTest, ALongerLineFailsOrIsCut) {
   const std::string path = Write("a", "1234\n12345\n1234\r\n12345\r\n123456");
-  const auto cut = Open({.files = {{path}},
-                         .max_bytes = 4,
-                         .longer = LongerText::kCut});
+  const auto cut =
+      Open({.files = {{path}}, .max_bytes = 4, .longer = Longer::kCut});
   EXPECT_THAT(Lines(*cut), ElementsAre("1234", "1234", "1234", "1234", "1234"));
   const auto fail = Open({.files = {{path}}, .max_bytes = 4});
   EXPECT_EQ(Line(*fail, 0), "1234");

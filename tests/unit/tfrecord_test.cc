@@ -157,6 +157,45 @@ TEST_F(TfrecordTest, EveryKindOfFeatureHasTheValuesThatWereWritten) {
   }
 }
 
+TEST_F(TfrecordTest, ListsDifferInLength) {
+  const auto source = Open(
+      std::string(kGolden) + "examples.tfrecord",
+      "{tokens: {dtype: int64, max_length: 6}, box: {dtype: float32, shape: "
+      "[2], max_length: 3}, raw: {dtype: int16, max_length: 5}, none: {dtype: "
+      "int8, max_length: 1, default: []}, text: {max_bytes: 3, longer: cut}, "
+      "few: {key: tokens, dtype: int64, max_length: 3, longer: cut}}");
+  ASSERT_TRUE(source.ok()) << source.status().message();
+  const RawSpec& spec = (*source)->raw_spec();
+  ASSERT_EQ(spec.size(), 12u);
+  EXPECT_EQ(spec[0].feature.ToString(), "tokens int64 [6]");
+  EXPECT_EQ(spec[1].feature.ToString(), "tokens_length int64 []");
+  EXPECT_EQ(spec[2].feature.ToString(), "box float32 [3, 2]");
+  std::vector<std::string> fixed, lists;
+  const auto whole =
+      Open(std::string(kGolden) + "examples.tfrecord",
+           "{tokens: {dtype: int64, shape: [4]}, box: {dtype: float32, shape: "
+           "[4]}, raw: {dtype: int16, shape: [4]}}");
+  EXPECT_EQ(Read(**whole, 0, &fixed).message(), "");
+  ASSERT_EQ(Read(**source, 0, &lists).message(), "");
+  EXPECT_EQ(lists[0], fixed[0] + std::string(16, '\0'));
+  EXPECT_THAT(ValuesOf<int64_t>(lists[1]), ElementsAre(4));
+  EXPECT_EQ(lists[2], fixed[1] + std::string(8, '\0'));
+  EXPECT_THAT(ValuesOf<int64_t>(lists[3]), ElementsAre(2));
+  EXPECT_EQ(lists[4], fixed[2] + std::string(2, '\0'));
+  EXPECT_THAT(ValuesOf<int64_t>(lists[5]), ElementsAre(4));
+  EXPECT_THAT(ValuesOf<int64_t>(lists[7]), ElementsAre(0));
+  EXPECT_THAT(ValuesOf<int64_t>(lists[11]), ElementsAre(3));
+  EXPECT_THAT(ErrorOf("{tokens: {dtype: int64, max_length: 3}}"),
+              HasSubstr("feature 'tokens': a list of 4; at most 3 fit "
+                        "(max_length, or `longer: cut`)"));
+  EXPECT_THAT(ErrorOf("{box: {dtype: float32, shape: [3], max_length: 3}}"),
+              HasSubstr("wanted a list of 3 times any of float32"));
+  EXPECT_THAT(ErrorOf("{tokens: {dtype: float32, max_length: 9}}"),
+              HasSubstr("wanted a list of float32, or their raw bytes"));
+  EXPECT_THAT(ErrorOf("{none: {dtype: int8, max_length: 1}}"),
+              HasSubstr("`default: []` makes it empty then"));
+}
+
 TEST_F(TfrecordTest, WhatDoesNotFitIsNamedWithBothSides) {
   const std::string where =
       std::string(kGolden) + "examples.tfrecord, record 0 at offset 0: ";
@@ -182,8 +221,10 @@ TEST_F(TfrecordTest, WhatDoesNotFitIsNamedWithBothSides) {
   EXPECT_THAT(ErrorOf("{label: {key: image/class/label, dtype: uint8, shape: "
                       "[]}}"),
               HasSubstr("the value -1 does not fit uint8"));
-  EXPECT_THAT(ErrorOf("{text: {max_bytes: 8}}"),
-              HasSubstr("wanted a text of at most 8 bytes, found 9 bytes"));
+  EXPECT_THAT(
+      ErrorOf("{text: {max_bytes: 8}}"),
+      HasSubstr(
+          "a text of 9 bytes; at most 8 fit (max_bytes, or `longer: cut`)"));
   EXPECT_THAT(ErrorOf("{box: {encoded: true}}"),
               HasSubstr("wanted the bytes of a file, found 4 floats"));
 }
@@ -350,7 +391,11 @@ TEST_F(TfrecordTest, AProposalIsOfAllThatWasLookedAt) {
             "a: {dtype: int64, shape: [2], default: 0}, b: {dtype: int64, "
             "shape: [2], default: 0} without ");
   EXPECT_EQ(proposed({feature("a", 3, ints), feature("a", 3, "")}),
-            " without a (0 to 2 int64)");
+            "a: {dtype: int64, max_length: 4} without ");
+  EXPECT_EQ(proposed({feature("a", 3, ints), feature("a", 3, ""),
+                      feature("b", 3, "")}),
+            "a: {dtype: int64, max_length: 4, default: []} without b (0 "
+            "int64)");
   EXPECT_EQ(proposed({feature("a", 3, "")}), " without a (0 int64)");
   EXPECT_EQ(proposed({feature("a", 1, Field(1, "x") + Field(1, "y"))}),
             " without a (2 values of bytes)");
@@ -423,7 +468,7 @@ TEST_F(TfrecordTest, ASpecSaysWhatItWants) {
   EXPECT_THAT(error("{x: {dtype: uint8, shape: [70000, 70000]}}"),
               HasSubstr("more than"));
   EXPECT_THAT(error("{x: {max_bytes: 1}, x_bytes: {encoded: true}}"),
-              HasSubstr("'x_bytes' is the length of the text 'x'"));
+              HasSubstr("'x_bytes' is the length of 'x'"));
   EXPECT_EQ(error("{x: {dtype: float32, shape: [], default: 0}}"), "");
   EXPECT_EQ(error("{x: {dtype: bool, shape: [], default: 1}}"), "");
 }

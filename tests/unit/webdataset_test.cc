@@ -296,6 +296,46 @@ TEST_F(WebdatasetTest, ASampleWithoutAMemberIsAnErrorOrLeftOut) {
   EXPECT_THAT(Record(**defaults, 0), ElementsAre(Int64(-1), "a"));
 }
 
+TEST_F(WebdatasetTest, ListsDifferInLength) {
+  const std::string file =
+      Write(Member("a.json", "{\"boxes\": [[1, 2], [3, 4]], \"n\": []}") +
+            Member("a.raw", std::string("\1\0\2\0\3\0", 6)));
+  const std::string features =
+      "{boxes: {member: json, pointer: /boxes, dtype: int8, shape: [2], "
+      "max_length: 3}, n: {member: json, pointer: /n, dtype: int8, max_length: "
+      "1}, no: {member: json, pointer: /no, dtype: int8, max_length: 1, "
+      "default: []}, raw: {dtype: int16, max_length: 4}, gone: {dtype: int8, "
+      "max_length: 2, default: []}}";
+  const auto source = Open(file, features);
+  ASSERT_TRUE(source.ok()) << source.status().message();
+  EXPECT_THAT(Record(**source, 0),
+              ElementsAre(std::string("\1\2\3\4\0\0", 6), Int64(2),
+                          std::string(1, '\0'), Int64(0), std::string(1, '\0'),
+                          Int64(0), std::string("\1\0\2\0\3\0\0\0", 8),
+                          Int64(3), std::string(2, '\0'), Int64(0)));
+  const auto npy = Open(std::string(kGolden) + "samples.tar",
+                        "{npy: {dtype: float32, shape: [3], max_length: 4}}");
+  const auto whole = Open(std::string(kGolden) + "samples.tar",
+                          "{npy: {dtype: float32, shape: [2, 3]}}");
+  EXPECT_THAT(
+      Record(**npy, 0),
+      ElementsAre(Record(**whole, 0)[0] + std::string(24, '\0'), Int64(2)));
+  const auto error = [&](const std::string& wanted) {
+    const auto opened = Open(file, wanted);
+    if (!opened.ok()) return opened.status().message();
+    return Record(**opened, 0)[0];
+  };
+  EXPECT_THAT(
+      error("{raw: {dtype: int32, max_length: 4}}"),
+      HasSubstr("wanted any number of 4 bytes, raw int32 [4], or a .npy "
+                "file, found 6 bytes"));
+  EXPECT_THAT(error("{raw: {dtype: int16, max_length: 2}}"),
+              HasSubstr("a list of 3; at most 2 fit"));
+  EXPECT_THAT(error("{boxes: {member: json, pointer: /boxes, dtype: int8, "
+                    "max_length: 2}}"),
+              HasSubstr("field 'boxes': wanted a number, found a list"));
+}
+
 TEST_F(WebdatasetTest, ValuesThatDoNotFitAreNamed) {
   const std::string file =
       Write(Member("a.cls", "x7") + Member("a.txt", "too long") +
@@ -314,7 +354,7 @@ TEST_F(WebdatasetTest, ValuesThatDoNotFitAreNamed) {
   EXPECT_THAT(error("{cls: {dtype: int64, shape: [2]}}"),
               HasSubstr("write `shape: []`"));
   EXPECT_THAT(error("{txt: {max_bytes: 7}}"),
-              HasSubstr("a text of at most 7 bytes (max_bytes), found 8"));
+              HasSubstr("a text of 8 bytes; at most 7 fit (max_bytes"));
   EXPECT_THAT(error("{raw: {dtype: int16, shape: [3]}}"),
               HasSubstr("wanted 6 bytes of raw int16 [3], or a .npy file, "
                         "found 5"));

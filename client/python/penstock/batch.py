@@ -41,6 +41,18 @@ class Features(Dict[str, TensorSpec]):
             raise KeyError(
                 f"no feature {name!r}; there are: {', '.join(self)}") from None
 
+    def length_of(self, name: str) -> Optional[str]:
+        """The feature that says how many items of a list, or bytes of a text, are a
+        row's; None: its first dimension is of one size."""
+        spec, _ = self.find(name)
+        names = [name + "_length"]
+        if spec.dtype == "uint8" and len(spec.shape) == 1:
+            names += [name + "_bytes"] + (["bytes"] if name == "text" else [])
+        for each in names if spec.shape else ():
+            if self.get(each) == TensorSpec((), "int64"):
+                return each
+        return None
+
     def chosen(self, names: Sequence[str]) -> Tuple[str, ...]:
         """``names`` as a tuple; KeyError lists the names of the features."""
         if isinstance(names, str):
@@ -63,6 +75,14 @@ def numpy_dtype(name: str) -> np.dtype:
             "the batch by torch()") from None
     found: np.dtype = np.dtype(ml_dtypes.bfloat16)
     return found
+
+
+def check_lists(lists: str) -> str:
+    """ValueError: no way in which a batch's lists become tensors."""
+    if lists not in ("bound", "padded", "nested"):
+        raise ValueError("lists: wanted 'bound', 'padded' or 'nested', found "
+                         f"{lists!r}")
+    return lists
 
 
 class Holds:
@@ -139,19 +159,74 @@ class Batch(Mapping[str, np.ndarray]):
             for name, spec in self._features.items())
         return f"<penstock.Batch {self.epoch}/{self.step} {what}>"
 
+    # ---- lists, whose rows differ in length
+
+    def lengths(self, name: str) -> np.ndarray:
+        """``[rows]`` int64, read only: how many items of the list ``name``, or bytes of
+        the text, are each row's; zeros (or what ``pad_sequence`` adds) follow them.
+        KeyError: its rows are all of one length."""
+        length = self._features.length_of(name)
+        if length is None:
+            raise KeyError(f"{name!r} is no list: the batch has no {name}_length")
+        return self[length]
+
+    def padded(self, name: str) -> np.ndarray:
+        """``[rows, longest, *shape]``: the list without what is behind the longest row
+        of this batch; a view, not a copy. KeyError: as ``lengths``."""
+        return self[name][:, :self._longest(name)]
+
+    def ragged(self, name: str) -> Tuple[np.ndarray, np.ndarray]:
+        """The items of all rows one after the other, ``[items, *shape]``, a copy, and
+        where each row begins and the last one ends, ``[rows + 1]`` int64. KeyError: as
+        ``lengths``."""
+        lengths = self.lengths(name)
+        splits = np.zeros(len(lengths) + 1, np.int64)
+        np.cumsum(lengths, out=splits[1:])
+        array = self[name]
+        return array[np.arange(array.shape[1]) < lengths[:, None]], splits
+
+    def _longest(self, name: str) -> int:
+        return int(self.lengths(name).max(initial=0))
+
     # ---- as tensors of a framework
 
-    def torch(self) -> Dict[str, "torch.Tensor"]:
+    def torch(self, lists: str = "bound") -> Dict[str, "torch.Tensor"]:
         """CPU tensors by name, over a private copy-on-write mapping of the batch.
 
         Only pages that are written in place are copied; no other process sees
         them, and they are discarded when the batch is released. For work in place
         use these, not ``torch.from_numpy(batch[name])``: PyTorch does not know
-        read-only memory, and a write there kills the process (SIGSEGV)."""
+        read-only memory, and a write there kills the process (SIGSEGV).
+
+        Args:
+          lists: what is a list, or a text: "bound", as it lies there, with room for the
+            longest of all rows; "padded", to the longest of this batch; "nested", a
+            jagged nested tensor. All are views of the same memory.
+
+        Raises:
+          ValueError: another word.
+        """
         import torch
 
-        return {name: torch.from_dlpack(self._exporter(index))
-                for index, name in enumerate(self._features)}
+        check_lists(lists)
+        tensors = {name: torch.from_dlpack(self._exporter(index))
+                   for index, name in enumerate(self._features)}
+        if lists == "bound":
+            return tensors
+        of_lists = {}
+        for name in self._features:
+            length = self._features.length_of(name)
+            if length is None:
+                continue
+            tensor = tensors[name]
+            if lists == "padded":
+                of_lists[name] = tensor[:, :self._longest(name)]
+            else:
+                rows, room = tensor.shape[:2]
+                of_lists[name] = torch.nested.nested_tensor_from_jagged(
+                    tensor.flatten(0, 1), torch.arange(0, (rows + 1) * room, room),
+                    tensors[length])
+        return {**tensors, **of_lists}
 
     def jax(self) -> Dict[str, Any]:
         """``jax.Array``s by name on the CPU, without a copy (as ``torch``);

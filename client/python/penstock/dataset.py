@@ -150,9 +150,11 @@ class Dataset:
         """Values of JSON documents, one a line. ``fields``: {name: {"dtype": ...,
         "shape": [...]}} (or a ``TensorSpec``) for numbers, {name: {"max_bytes": ...}}
         for text, which becomes ``name`` uint8 [max_bytes], filled with zeros, and
-        ``name_bytes`` int64 []. "pointer" tells where it is (RFC 6901: "/meta/0/x";
+        ``name_bytes`` int64 [], {name: {"dtype": ..., "max_length": ...}} for lists of
+        any length, each item of "shape", which become ``name`` [max_length, *shape] and
+        ``name_length`` int64 []. "pointer" tells where it is (RFC 6901: "/meta/0/x";
         "/name" if not given), "default" what it is where it is missing or null.
-        ``longer``: "fail" or "cut" text of more than max_bytes."""
+        ``longer``: "fail" or "cut" longer text and lists."""
         return cls._of("json_lines", given(
             files=absolute_files(files), fields=features_of(fields), longer=longer),
             name)
@@ -220,9 +222,10 @@ class Dataset:
                  name: Optional[str] = None) -> "Dataset":
         """TFRecord files of tf.train.Example. ``features``: {name: {"encoded": True}}
         of a picture, {"dtype": ..., "shape": [...], "default": ...} of numbers or raw
-        bytes, {"max_bytes": ...} of text, which brings ``name_bytes`` int64 []; each
-        with "key", its name in the record. Without them an error proposes
-        them."""
+        bytes, {"max_bytes": ...} of text, which brings ``name_bytes`` int64 [],
+        {"dtype": ..., "max_length": ..., "shape": [...]} of a list of any length, which
+        brings ``name_length`` int64 []; of these two "longer": "fail" or "cut"; each
+        with "key", its name in the record. Without them an error proposes them."""
         return cls._of("tfrecord", given(
             files=absolute_files(files),
             features=None if features is None else features_of(features), io=io),
@@ -250,6 +253,8 @@ class Dataset:
                object: Optional[Path] = None,
                names: Union[str, Sequence[str], None] = None,
                max_bytes: Optional[int] = None,
+               max_length: Optional[Mapping[str, int]] = None,
+               longer: Optional[str] = None,
                processes: Optional[int] = None,
                name: Optional[str] = None) -> "Dataset":
         """A map-style dataset: ``dataset`` is "package.module:factory" in the
@@ -257,14 +262,19 @@ class Dataset:
         ``__getitem__``. Features are named by the keys, fields and indices of a
         sample (``image``, ``0``, ``1.boxes``); ``names``: of a tuple's items. A str
         has two: its UTF-8 bytes, uint8 [max_bytes], filled with zeros, and
-        NAME_bytes int64 []. Processes of the broker make the samples: ``processes``
+        NAME_bytes int64 []. ``max_length``: {NAME: n}, arrays and lists whose first
+        dimension differs from sample to sample: NAME has room for n, and NAME_length
+        int64 [] says how many are the row's. ``longer``: "fail" or "cut" longer ones
+        and longer texts. Processes of the broker make the samples: ``processes``
         (0: one per worker). ``object``: instead of ``dataset``, the file of a
         pickled one, as ``penstock.torch.DataLoader`` writes it for a private
         broker."""
         return cls._of("python", given(
             dataset=dataset, args=args,
             object=None if object is None else absolute(object), names=names,
-            max_bytes=max_bytes, processes=processes), name)
+            max_bytes=max_bytes,
+            max_length=None if max_length is None else dict(max_length),
+            longer=longer, processes=processes), name)
 
     @classmethod
     def range(cls, start: int, stop: Optional[int] = None, step: int = 1, *,

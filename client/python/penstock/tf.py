@@ -14,6 +14,7 @@ from __future__ import annotations
 import itertools
 from typing import Any, Iterator, Optional, Sequence
 
+import numpy as np
 import tensorflow as tf
 
 from penstock import _core
@@ -23,7 +24,7 @@ from penstock.replicas import Replicas, replicas
 
 
 def dataset(source: Any = None, *, features: Optional[Sequence[str]] = None,
-            **options: Any) -> tf.data.Dataset:
+            lists: str = "bound", **options: Any) -> tf.data.Dataset:
     """Attaches, and returns a ``tf.data.Dataset``. Each iteration yields one epoch's
     batches (after a ``break``, the rest of that epoch). ``dataset.reader`` is the
     Reader, which ``dataset.close()`` closes.
@@ -46,24 +47,45 @@ def dataset(source: Any = None, *, features: Optional[Sequence[str]] = None,
       source, **options: as ``dataset`` and the options of ``penstock.attach``.
       features: names; elements are then tuples of these tensors instead of
         dictionaries of all. KeyError: no such feature.
+      lists: features whose rows differ in length, and texts: "bound", with room for
+        the longest of all rows; "padded", to the longest of the batch; "ragged",
+        ``tf.RaggedTensor``s, which are copies. ValueError: another word.
     """
+    if lists not in ("bound", "padded", "ragged"):
+        raise ValueError("lists: wanted 'bound', 'padded' or 'ragged', found "
+                         f"{lists!r}")
     reader = attach(source, **options)
     names = reader.element_spec.chosen(
         tuple(reader.element_spec) if features is None else features)
 
-    def signature(name: str) -> tf.TensorSpec:
+    def is_list(name: str) -> bool:
+        return lists != "bound" and reader.element_spec.length_of(name) is not None
+
+    def signature(name: str) -> Any:
         spec = reader.element_spec[name]
-        return tf.TensorSpec((None, *spec.shape), tf.as_dtype(spec.dtype), name)
+        dtype = tf.as_dtype(spec.dtype)
+        if not is_list(name):
+            return tf.TensorSpec((None, *spec.shape), dtype, name)
+        shape = (None, None, *spec.shape[1:])
+        return (tf.TensorSpec(shape, dtype, name) if lists == "padded" else
+                tf.RaggedTensorSpec(shape, dtype, ragged_rank=1))
+
+    def of_list(batch: Batch, name: str) -> Any:
+        if lists == "padded":
+            return batch.padded(name)
+        return tf.RaggedTensor.from_row_splits(*batch.ragged(name), validate=False)
 
     def elements(epoch: Epoch) -> Iterator[Any]:
         for batch in epoch:
             # TensorFlow keeps aligned arrays without a copy, as long as it likes: what
             # it keeps longer than a rank may gets one.
-            arrays = [batch[name] for name in names]
+            arrays = [of_list(batch, name) if is_list(name) else batch[name]
+                      for name in names]
             del batch
             stats = reader.stats()
             if stats["held"] >= stats["hold_max"]:
-                arrays = [array.copy() for array in arrays]
+                arrays = [array.copy() if isinstance(array, np.ndarray) else array
+                          for array in arrays]
             yield (tuple(arrays) if features is not None else
                    dict(zip(names, arrays)))
             del arrays

@@ -95,6 +95,8 @@ class DataLoader(data.IterableDataset):  # type: ignore[misc]
         next one of its batch).
       features: of a spec: names; batches are then tuples of these tensors instead of
         dictionaries of all. KeyError: no such feature.
+      lists: of a spec: features whose rows differ in length, "bound" (the default),
+        "padded" or "nested" (``Batch.torch``).
       device: None or "cpu": tensors over the batch's memory, which is held while one
         of them is alive (``Batch.torch``). Else copies on this device. A copy to a
         CUDA device goes through pinned memory, asynchronously on the current stream,
@@ -131,6 +133,7 @@ class DataLoader(data.IterableDataset):  # type: ignore[misc]
                  max_bytes: Optional[int] = None,
                  on_error: Optional[str] = None,
                  features: Optional[Sequence[str]] = None,
+                 lists: Optional[str] = None,
                  device: Union[str, torch.device, None] = None,
                  _name: Optional[str] = None,
                  **options: Any):
@@ -165,11 +168,11 @@ class DataLoader(data.IterableDataset):  # type: ignore[misc]
         self._rows: Union[SpecRows, MapStyleRows, IterableRows]
         if isinstance(dataset, (type(None), str, bytes, os.PathLike, Dataset)) or (
                 inspect.isfunction(dataset)):
-            self._rows = SpecRows(dataset, **given)
+            self._rows = SpecRows(dataset, lists or "bound", **given)
             self._attach()
             return
-        if features is not None:
-            raise TypeError("features: they are those of a spec; a dataset's batches "
+        if features is not None or lists is not None:
+            raise TypeError("features, lists: they are those of a spec; a dataset's batches "
                             "are nested as its samples are")
         self._given = dict(given, device=device, **options)
         self._rows = rows = (IterableRows if is_iterable(dataset) else MapStyleRows)(

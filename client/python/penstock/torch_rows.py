@@ -18,7 +18,7 @@ import torch
 from torch.utils import data
 
 from penstock import map_style
-from penstock.batch import Batch
+from penstock.batch import Batch, check_lists
 from penstock.dataset import Dataset
 from penstock.reader import Reader
 from penstock.torch_ranks import world_size_of
@@ -87,7 +87,8 @@ class SpecRows(Rows):
 
     loop_is_epoch = False
 
-    def __init__(self, spec: Any, **given: Any):
+    def __init__(self, spec: Any, lists: str = "bound", **given: Any):
+        self._lists = check_lists(lists)
         for name in given:
             raise TypeError(f"penstock.torch.DataLoader of a spec has no {name!r}: "
                             + _ELSEWHERE[name])
@@ -99,7 +100,8 @@ class SpecRows(Rows):
 
     def result(self, batch: Batch, reader: Reader,
                placed: Callable[[torch.Tensor], torch.Tensor]) -> Any:
-        return {name: placed(tensor) for name, tensor in batch.torch().items()}
+        tensors = batch.torch(self._lists)
+        return {name: placed(tensor) for name, tensor in tensors.items()}
 
 
 class ObjectRows(Rows):
