@@ -81,6 +81,20 @@ uint64_t Feature::BytesUsed(uint64_t rows, const std::byte* data) const {
   return std::min(bytes, RowBytes());
 }
 
+std::optional<uint32_t> LengthOf(const ElementSpec& spec,
+                                 const Feature& feature) {
+  if (feature.shape.empty()) return std::nullopt;
+  for (uint32_t i = 0; i < spec.size(); ++i) {
+    const Feature& each = spec[i];
+    const bool is_named = each.name == feature.name + kLengthSuffix ||
+                          (MayBeText(feature) &&
+                           (each.name == feature.name + kBytesSuffix ||
+                            (feature.name == "text" && each.name == "bytes")));
+    if (is_named && each.dtype == DType::kInt64 && each.shape.empty()) return i;
+  }
+  return std::nullopt;
+}
+
 bool SameButSizes(const ElementSpec& a, const ElementSpec& b) {
   return std::equal(a.begin(), a.end(), b.begin(), b.end(),
                     [](const Feature& x, const Feature& y) {

@@ -74,6 +74,13 @@ using ElementSpec = std::vector<Feature>;
 // [max_bytes], it is NAME_bytes.
 inline constexpr char kLengthSuffix[] = "_length";
 inline constexpr char kBytesSuffix[] = "_bytes";
+// Its index; nullopt: every row of `feature` has all of it. Lines (text_lines)
+// have `bytes` of `text`.
+std::optional<uint32_t> LengthOf(const ElementSpec& spec,
+                                 const Feature& feature);
+inline bool MayBeText(const Feature& feature) {
+  return feature.dtype == DType::kUint8 && feature.shape.size() == 1;
+}
 
 // The same features with as many dimensions; of such: what all have in common,
 // with kAnySize where they differ.

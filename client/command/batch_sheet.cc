@@ -44,7 +44,9 @@ std::optional<std::string> Utf8Text(std::string_view text) {
 }
 
 // One row of a feature as a cell: "7 (boot)", "[0.1, 0.2]", "[1, 2, ...]".
+// length: how much of its first dimension is the row's.
 std::string RowText(const Feature& feature, const void* data, uint64_t row,
+                    std::optional<uint64_t> length,
                     const std::vector<std::string>& class_names) {
   const uint64_t values = feature.RowBytes() / DTypeBytes(feature.dtype);
   if (feature.shape.empty()) {
@@ -58,28 +60,17 @@ std::string RowText(const Feature& feature, const void* data, uint64_t row,
     return text;
   }
   std::string text;
-  const uint64_t shown = std::min<uint64_t>(values, kValuesShown);
+  const uint64_t own =
+      length ? values / static_cast<uint64_t>(feature.shape[0]) * *length
+             : values;
+  const uint64_t shown = std::min<uint64_t>(own, kValuesShown);
   for (uint64_t i = 0; i < shown; ++i) {
     text += (i == 0 ? "" : ", ") + ValueText(feature, data, row * values + i);
   }
-  return "[" + text + (shown < values ? ", ...]" : "]");
+  return "[" + text + (shown < own ? ", ...]" : "]");
 }
 
 }  // namespace
-
-std::optional<uint32_t> LengthsOf(const ElementSpec& features,
-                                  const Feature& text) {
-  if (text.dtype != DType::kUint8 || text.shape.size() != 1) {
-    return std::nullopt;
-  }
-  for (uint32_t i = 0; i < features.size(); ++i) {
-    const Feature& each = features[i];
-    const bool is_named = each.name == text.name + "_bytes" ||
-                          (text.name == "text" && each.name == "bytes");
-    if (is_named && each.dtype == DType::kInt64 && each.shape.empty()) return i;
-  }
-  return std::nullopt;
-}
 
 StatusOr<std::vector<size_t>> FeaturesToDraw(const ElementSpec& features,
                                              const std::string& named) {
@@ -95,7 +86,8 @@ StatusOr<std::vector<size_t>> FeaturesToDraw(const ElementSpec& features,
           features[i].ToString());
     }
     names += (names.empty() ? "" : ", ") + features[i].name;
-    const bool drawable = layout && layout->height >= kPictureSideMin &&
+    const bool drawable = layout && !LengthOf(features, features[i]) &&
+                          layout->height >= kPictureSideMin &&
                           layout->width >= kPictureSideMin;
     if (!drawable) continue;
     const auto place =
@@ -146,17 +138,21 @@ std::string RowsTable(const ElementSpec& features, const penstock_batch* batch,
       if (is_left_out(f)) continue;
       const void* data = penstock_batch_data(batch, static_cast<uint32_t>(f));
       std::optional<std::string> text;
-      if (const std::optional<uint32_t> length =
-              LengthsOf(features, features[f])) {
-        const uint64_t room = features[f].RowBytes();
-        const auto bytes = static_cast<const int64_t*>(
-            penstock_batch_data(batch, *length))[row];
-        text = Utf8Text(
-            std::string_view(static_cast<const char*>(data) + row * room,
-                             std::min(static_cast<uint64_t>(bytes), room)));
+      std::optional<uint64_t> length;
+      if (const std::optional<uint32_t> lengths =
+              LengthOf(features, features[f])) {
+        const auto found = static_cast<const int64_t*>(
+            penstock_batch_data(batch, *lengths))[row];
+        length = std::min(static_cast<uint64_t>(found),
+                          static_cast<uint64_t>(features[f].shape[0]));
+        if (MayBeText(features[f])) {
+          text = Utf8Text(std::string_view(
+              static_cast<const char*>(data) + row * features[f].RowBytes(),
+              *length));
+        }
       }
-      cells.push_back(text ? *text
-                           : RowText(features[f], data, row, class_names));
+      cells.push_back(
+          text ? *text : RowText(features[f], data, row, length, class_names));
     }
     table.AddRow(cells);
   }

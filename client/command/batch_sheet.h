@@ -22,11 +22,6 @@ namespace penstock {
 StatusOr<std::vector<size_t>> FeaturesToDraw(const ElementSpec& features,
                                              const std::string& named);
 
-// The feature that says how many bytes of a text count: NAME_bytes of NAME, and
-// of lines (text_lines) bytes of text. nullopt: the feature is no text.
-std::optional<uint32_t> LengthsOf(const ElementSpec& features,
-                                  const Feature& text);
-
 // For DrawContactSheet. Precondition: FeaturesToDraw gave which.
 std::vector<DrawnFeature> Drawn(const ElementSpec& features,
                                 const penstock_batch* batch,

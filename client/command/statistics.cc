@@ -63,9 +63,8 @@ OrderedJson HistogramOf(const Weighted& weighted, double from, double to) {
 
 class Numbers final : public FeatureStatistics {
  public:
-  Numbers(const Feature& feature, uint32_t index)
+  explicit Numbers(const Feature& feature)
       : feature_(feature),
-        index_(index),
         channels_(static_cast<size_t>(ChannelsOf(feature))),
         values_(feature.RowBytes() / DTypeBytes(feature.dtype)),
         tabled_(DTypeBytes(feature.dtype) == 1 &&
@@ -77,16 +76,19 @@ class Numbers final : public FeatureStatistics {
 
   size_t parts() const override { return kParts; }
 
-  void Add(const penstock_batch* batch, uint64_t rows, size_t i) override {
-    const auto* const data =
-        static_cast<const uint8_t*>(penstock_batch_data(batch, index_));
+  std::pair<uint64_t, uint64_t> RowsOf(size_t part,
+                                       uint64_t rows) const override {
+    return {rows * part / kParts, rows * (part + 1) / kParts};
+  }
+
+  void Add(const void* data, const int64_t*, uint64_t rows, size_t i) override {
+    const auto* const bytes = static_cast<const uint8_t*>(data);
     Part& part = parts_[i];
-    const uint64_t end = rows * (i + 1) / kParts * values_;
-    uint64_t at = rows * i / kParts * values_;
     // Rows begin with channel 0.
-    for (size_t channel = 0; at < end; ++at) {
+    size_t channel = 0;
+    for (uint64_t at = 0; at < rows * values_; ++at) {
       if (tabled_) {
-        ++part.tables[channel][data[at]];
+        ++part.tables[channel][bytes[at]];
       } else {
         AddValue(ValueAt(feature_.dtype, data, at), channel, &part);
       }
@@ -180,7 +182,6 @@ class Numbers final : public FeatureStatistics {
   }
 
   const Feature feature_;
-  const uint32_t index_;
   const size_t channels_;
   const uint64_t values_;  // of a row
   const bool tabled_;
@@ -190,17 +191,21 @@ class Numbers final : public FeatureStatistics {
 // Numbers that may be labels or identifiers.
 class Integers final : public FeatureStatistics {
  public:
-  Integers(const Feature& feature, uint32_t index, size_t tokens_max)
-      : numbers_(feature, index),
+  Integers(const Feature& feature, size_t tokens_max)
+      : numbers_(feature),
         dtype_(feature.dtype),
-        index_(index),
         values_(feature.RowBytes() / DTypeBytes(feature.dtype)),
         counts_(tokens_max, SIZE_MAX) {}
 
   size_t parts() const override { return kParts + 1; }
-  void Add(const penstock_batch* batch, uint64_t rows, size_t part) override {
-    if (part < kParts) return numbers_.Add(batch, rows, part);
-    const void* const data = penstock_batch_data(batch, index_);
+  std::pair<uint64_t, uint64_t> RowsOf(size_t part,
+                                       uint64_t rows) const override {
+    return part < kParts ? numbers_.RowsOf(part, rows)
+                         : std::pair{uint64_t{0}, rows};
+  }
+  void Add(const void* data, const int64_t* lengths, uint64_t rows,
+           size_t part) override {
+    if (part < kParts) return numbers_.Add(data, lengths, rows, part);
     for (uint64_t i = 0; i < rows * values_; ++i) {
       counts_.Add(dtype_ == DType::kInt64
                       ? static_cast<const int64_t*>(data)[i]
@@ -222,45 +227,62 @@ class Integers final : public FeatureStatistics {
  private:
   Numbers numbers_;
   const DType dtype_;
-  const uint32_t index_;
   const uint64_t values_;
   TokenCounts<int64_t> counts_;
 };
 
+// How long texts and lists are.
+class Lengths final : public FeatureStatistics {
+ public:
+  size_t parts() const override { return 1; }
+  std::pair<uint64_t, uint64_t> RowsOf(size_t, uint64_t rows) const override {
+    return {0, rows};
+  }
+  void Add(const void*, const int64_t* lengths, uint64_t rows,
+           size_t) override {
+    for (uint64_t i = 0; i < rows; ++i) {
+      moments_.Add(static_cast<double>(lengths[i]));
+      quantiles_.Add(static_cast<double>(lengths[i]));
+    }
+  }
+  OrderedJson ToJson() override {
+    return {{"mean", moments_.mean()},
+            {"min", moments_.min()},
+            {"max", moments_.max()},
+            {"quantiles", QuantilesOf(quantiles_.Weighted())}};
+  }
+  uint64_t count() const { return moments_.count(); }
+
+ private:
+  Moments moments_;
+  QuantileSketch quantiles_;
+};
+
 class Texts final : public FeatureStatistics {
  public:
-  Texts(const Feature& feature, uint32_t index, uint32_t lengths,
-        size_t tokens_max)
+  Texts(const Feature& feature, size_t tokens_max)
       : feature_(feature),
-        index_(index),
-        lengths_(lengths),
         room_(feature.RowBytes()),
         counts_(tokens_max, kTokenBytesMax) {}
 
   size_t parts() const override { return 1; }
-  void Add(const penstock_batch* batch, uint64_t rows, size_t) override {
-    const auto* const data =
-        static_cast<const char*>(penstock_batch_data(batch, index_));
-    const auto* const lengths =
-        static_cast<const int64_t*>(penstock_batch_data(batch, lengths_));
+  std::pair<uint64_t, uint64_t> RowsOf(size_t, uint64_t rows) const override {
+    return {0, rows};
+  }
+  void Add(const void* data, const int64_t* lengths, uint64_t rows,
+           size_t part) override {
+    lengths_.Add(data, lengths, rows, part);
     for (uint64_t i = 0; i < rows; ++i) {
-      const int64_t bytes =
-          std::clamp<int64_t>(lengths[i], 0, static_cast<int64_t>(room_));
-      lengths_of_.Add(static_cast<double>(bytes));
-      quantiles_.Add(static_cast<double>(bytes));
-      counts_.Add(std::string(data + i * room_, static_cast<size_t>(bytes)));
+      counts_.Add(std::string(static_cast<const char*>(data) + i * room_,
+                              static_cast<size_t>(lengths[i])));
     }
   }
   OrderedJson ToJson() override {
     const auto sorted = counts_.Sorted();
     OrderedJson json = {{"dtype", DTypeName(feature_.dtype)},
                         {"shape", feature_.shape},
-                        {"texts", lengths_of_.count()},
-                        {"bytes",
-                         {{"mean", lengths_of_.mean()},
-                          {"min", lengths_of_.min()},
-                          {"max", lengths_of_.max()},
-                          {"quantiles", QuantilesOf(quantiles_.Weighted())}}},
+                        {"texts", lengths_.count()},
+                        {"bytes", lengths_.ToJson()},
                         {"distinct", sorted.size()}};
     if (counts_.undercount() > 0) json["undercount"] = counts_.undercount();
     uint64_t not_utf8 = 0;
@@ -288,11 +310,8 @@ class Texts final : public FeatureStatistics {
   }
 
   const Feature feature_;
-  const uint32_t index_;
-  const uint32_t lengths_;
   const uint64_t room_;
-  Moments lengths_of_;
-  QuantileSketch quantiles_;
+  Lengths lengths_;
   TokenCounts<std::string> counts_;
 };
 
@@ -302,36 +321,86 @@ Statistics::Statistics(ElementSpec features, const StatisticsOptions& options)
     : features_(std::move(features)), threads_(options.threads) {
   std::vector<bool> is_length(features_.size());
   for (const Feature& each : features_) {
-    if (const auto lengths = LengthsOf(features_, each)) {
+    if (const auto lengths = LengthOf(features_, each)) {
       is_length[*lengths] = true;
     }
   }
   for (uint32_t i = 0; i < features_.size(); ++i) {
-    const Feature& each = features_[i];
     if (is_length[i]) continue;
-    std::unique_ptr<FeatureStatistics> made;
-    const uint64_t values = each.RowBytes() / DTypeBytes(each.dtype);
-    const bool is_picture =
-        each.dtype == DType::kUint8 && each.shape.size() > 1;
-    if (const auto lengths = LengthsOf(features_, each)) {
-      made = std::make_unique<Texts>(each, i, *lengths, options.tokens_max);
-    } else if (IsInteger(each.dtype) && values <= kTokensPerRowMax &&
-               !is_picture) {
-      made = std::make_unique<Integers>(each, i, options.tokens_max);
-    } else {
-      made = std::make_unique<Numbers>(each, i);
+    Of of = {.feature = features_[i],
+             .index = i,
+             .lengths = LengthOf(features_, features_[i])};
+    const bool is_text = of.lengths && MayBeText(of.feature);
+    of.is_list = of.lengths && !is_text;
+    Feature row = of.feature;
+    if (of.is_list) {
+      row.shape.erase(row.shape.begin());
+      of.of_lengths = std::make_unique<Lengths>();
     }
-    of_.emplace_back(each.name, std::move(made));
+    const uint64_t values = row.RowBytes() / DTypeBytes(row.dtype);
+    const bool is_picture = row.dtype == DType::kUint8 && row.shape.size() > 1;
+    if (is_text) {
+      of.statistics = std::make_unique<Texts>(row, options.tokens_max);
+    } else if (IsInteger(row.dtype) && values <= kTokensPerRowMax &&
+               !is_picture) {
+      of.statistics = std::make_unique<Integers>(row, options.tokens_max);
+    } else {
+      of.statistics = std::make_unique<Numbers>(row);
+    }
+    of_.push_back(std::move(of));
   }
+}
+
+std::vector<int64_t> Statistics::LengthsIn(const penstock_batch* batch,
+                                           const Of& of, uint64_t begin,
+                                           uint64_t end) {
+  const auto* const found =
+      static_cast<const int64_t*>(penstock_batch_data(batch, *of.lengths));
+  std::vector<int64_t> lengths(found + begin, found + end);
+  for (int64_t& each : lengths) {
+    each = std::clamp<int64_t>(each, 0, of.feature.shape[0]);
+  }
+  return lengths;
+}
+
+void Statistics::Add(const penstock_batch* batch, uint64_t rows, const Of& of,
+                     size_t part) {
+  const auto [begin, end] = of.statistics->RowsOf(part, rows);
+  const uint64_t row_bytes = of.feature.RowBytes();
+  const auto* const data =
+      static_cast<const std::byte*>(penstock_batch_data(batch, of.index));
+  if (!of.lengths) {
+    return of.statistics->Add(data + begin * row_bytes, nullptr, end - begin,
+                              part);
+  }
+  const std::vector<int64_t> lengths = LengthsIn(batch, of, begin, end);
+  if (!of.is_list) {
+    return of.statistics->Add(data + begin * row_bytes, lengths.data(),
+                              end - begin, part);
+  }
+  // Its items are rows without gaps.
+  const uint64_t item_bytes =
+      row_bytes / static_cast<uint64_t>(of.feature.shape[0]);
+  std::vector<std::byte> items;
+  for (uint64_t i = begin; i < end; ++i) {
+    const std::byte* const row = data + i * row_bytes;
+    const auto length = static_cast<uint64_t>(lengths[i - begin]);
+    items.insert(items.end(), row, row + length * item_bytes);
+  }
+  of.statistics->Add(items.data(), nullptr, items.size() / item_bytes, part);
 }
 
 void Statistics::Add(const penstock_batch* batch) {
   const uint64_t rows = penstock_batch_valid_rows(batch);
   rows_ += rows;
-  std::vector<std::pair<FeatureStatistics*, size_t>> tasks;
-  for (const auto& [name, feature] : of_) {
-    for (size_t part = 0; part < feature->parts(); ++part) {
-      tasks.emplace_back(feature.get(), part);
+  std::vector<std::pair<const Of*, size_t>> tasks;
+  for (const Of& of : of_) {
+    if (of.of_lengths) {
+      of.of_lengths->Add(nullptr, LengthsIn(batch, of, 0, rows).data(), rows,
+                         0);
+    }
+    for (size_t part = 0; part < of.statistics->parts(); ++part) {
+      tasks.emplace_back(&of, part);
     }
   }
   std::atomic<size_t> next{0};
@@ -339,7 +408,7 @@ void Statistics::Add(const penstock_batch* batch) {
     // Whose turn it is, and nothing more: the threads are joined.
     for (size_t i;
          (i = next.fetch_add(1, std::memory_order_relaxed)) < tasks.size();) {
-      tasks[i].first->Add(batch, rows, tasks[i].second);
+      Add(batch, rows, *tasks[i].first, tasks[i].second);
     }
   };
   std::vector<std::thread> threads;
@@ -350,7 +419,12 @@ void Statistics::Add(const penstock_batch* batch) {
 
 OrderedJson Statistics::ToJson() const {
   OrderedJson json = OrderedJson::object();
-  for (const auto& [name, feature] : of_) json[name] = feature->ToJson();
+  for (const Of& of : of_) {
+    OrderedJson& each = json[of.feature.name] = of.statistics->ToJson();
+    if (!of.is_list) continue;
+    each["shape"] = of.feature.shape;
+    each["length"] = of.of_lengths->ToJson();
+  }
   return json;
 }
 

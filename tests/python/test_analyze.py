@@ -221,6 +221,25 @@ def test_words_and_broken_records(attach, tmp_path):
     assert "word_bytes" not in found["features"]
 
 
+def test_what_is_behind_the_end_of_a_list_is_not_counted(tmp_path):
+    rows = [[float(j) for j in range(i % 5)] for i in range(300)]
+    (tmp_path / "a.jsonl").write_text("".join(
+        json.dumps({"x": row, "t": list(map(int, row)), "b": [[v, 1] for v in row]}) + "\n"
+        for row in rows))
+    numbers = {"dtype": "float32", "max_length": 9}
+    found = statistics_of(tmp_path, spec_of({"json_lines": {"files": "a.jsonl", "fields": {
+        "x": numbers, "t": {**numbers, "dtype": "int32"},
+        "b": {**numbers, "shape": [2]}}}}))["features"]
+    assert sorted(found) == ["b", "t", "x"]
+    items = [value for row in rows for value in row]
+    assert found["x"]["values"] == len(items) and found["x"]["shape"] == [9]
+    assert found["x"]["mean"] == pytest.approx([np.mean(items)])
+    assert found["b"]["mean"] == pytest.approx([np.mean(items), 1])
+    assert dict(found["t"]["vocabulary"]) == collections.Counter(map(int, items))
+    assert found["x"]["length"]["mean"] == pytest.approx(np.mean(list(map(len, rows))))
+    assert (found["x"]["length"]["min"], found["x"]["length"]["max"]) == (0, 4)
+
+
 def test_a_file_of_others_is_not_replaced(tmp_path):
     for option, words in (("--out", "is no file of `penstock analyze`"),
                           ("--plot", "is no PNG picture")):

@@ -3,7 +3,10 @@ or dataset has, padded, ragged and nested, and each operation keeps to their end
 
 import io
 import json
+import os
 import pathlib
+import subprocess
+import sys
 import tarfile
 
 import numpy as np
@@ -12,6 +15,7 @@ import pytest
 
 pytestmark = pytest.mark.usefixtures("in_broker")
 
+PENSTOCK = os.path.join(os.path.dirname(sys.executable), "penstock")
 ROOM = 9
 ROWS = [list(range(i, i + i % 8)) for i in range(50)]
 BOXES = [[[i, j, i + 1.5, j] for j in range(i % 4)] for i in range(50)]
@@ -254,3 +258,14 @@ def test_the_page_of_lists_is_true(attach, tmp_path):
         [1, 2], [1, 1, 2]]
     assert batch["tokens"][:, 3:].tolist() == [[-100] * 253] * 2
     assert batch.lengths("boxes").tolist() == [1, 0]
+
+
+def test_peek_shows_lists_to_their_ends(broker, tmp_path):
+    (tmp_path / "spec.yaml").write_text(json_lines(tmp_path).batch(4).to_yaml())
+    peek = subprocess.run([PENSTOCK, "peek", tmp_path / "spec.yaml"], cwd=tmp_path,
+                          stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert peek.returncode == 0, peek.stderr
+    assert sorted(os.listdir(tmp_path)) == ["rows.jsonl", "spec.yaml"]  # no picture
+    assert [line.split("  ", 4)[-1].split("]")[0].strip() + "]"
+            for line in peek.stdout.splitlines() if "[" in line] == [
+        "[]", "[1]", "[2, 3]", "[3, 4, 5]"]
