@@ -172,8 +172,9 @@ class DataLoader(data.IterableDataset):  # type: ignore[misc]
             self._attach()
             return
         if features is not None or lists is not None:
-            raise TypeError("features, lists: they are those of a spec; a dataset's batches "
-                            "are nested as its samples are")
+            raise TypeError(f"{'lists' if features is None else 'features'}: they are "
+                            "those of a spec; a dataset's batches are nested as its "
+                            "samples are")
         self._given = dict(given, device=device, **options)
         self._rows = rows = (IterableRows if is_iterable(dataset) else MapStyleRows)(
             dataset, _name or _name_of(dataset), **given)
