@@ -112,6 +112,16 @@ def test_what_is_no_list_is_told(attach):
             method("x")
 
 
+def test_numbers_that_are_no_lengths_are_told(attach, tmp_path):
+    (tmp_path / "a.jsonl").write_text('{"x": [1, 2], "x_length": 3}\n')
+    fixed = {"x": {"dtype": "int8", "shape": [2]}, "x_length": {"dtype": "int64"}}
+    batch = attach(penstock.Dataset.json_lines(tmp_path / "a.jsonl", fixed).batch(1)).next()
+    for method in (batch.lengths, batch.padded, batch.ragged):
+        with pytest.raises(penstock.DataLoss, match="'x_length' has 3 to 3, and 'x' has room "
+                                                    "for 2"):
+            method("x")
+
+
 def test_a_text_is_a_list_of_bytes(attach, tmp_path):
     (tmp_path / "a.txt").write_text("one\n\nthree\n")
     batch = attach(penstock.Dataset.text_lines(tmp_path / "a.txt", 64).batch(3)).next()

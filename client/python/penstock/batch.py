@@ -164,11 +164,16 @@ class Batch(Mapping[str, np.ndarray]):
     def lengths(self, name: str) -> np.ndarray:
         """``[rows]`` int64, read only: how many items of the list ``name``, or bytes of
         the text, are each row's; zeros (or what ``pad_sequence`` adds) follow them.
-        KeyError: its rows are all of one length."""
+        KeyError: its rows are all of one length. DataLoss: these are no lengths."""
         length = self._features.length_of(name)
         if length is None:
             raise KeyError(f"{name!r} is no list: the batch has no {name}_length")
-        return self[length]
+        lengths, room = self[length], self._features[name].shape[0]
+        if lengths.min(initial=0) < 0 or lengths.max(initial=0) > room:
+            raise errors.DataLoss(
+                f"{length!r} has {lengths.min()} to {lengths.max()}, and {name!r} has "
+                f"room for {room}: it is no length of it; rename one of them")
+        return lengths
 
     def padded(self, name: str) -> np.ndarray:
         """``[rows, longest, *shape]``: the list without what is behind the longest row
@@ -215,8 +220,7 @@ class Batch(Mapping[str, np.ndarray]):
             return tensors
         of_lists = {}
         for name in self._features:
-            length = self._features.length_of(name)
-            if length is None:
+            if self._features.length_of(name) is None:
                 continue
             tensor = tensors[name]
             if lists == "padded":
@@ -225,7 +229,7 @@ class Batch(Mapping[str, np.ndarray]):
                 rows, room = tensor.shape[:2]
                 of_lists[name] = torch.nested.nested_tensor_from_jagged(
                     tensor.flatten(0, 1), torch.arange(0, (rows + 1) * room, room),
-                    tensors[length])
+                    torch.from_numpy(self.lengths(name).copy()))
         return {**tensors, **of_lists}
 
     def jax(self) -> Dict[str, Any]:
