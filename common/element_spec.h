@@ -72,7 +72,7 @@ using ElementSpec = std::vector<Feature>;
 // A feature NAME whose first dimension is a bound: the feature of this name, an
 // int64, says how much of it is the row's. The rest is zeros. Of text, uint8
 // [max_bytes], it is NAME_bytes.
-inline constexpr char kLengthSuffix[] = "_length";
+inline constexpr char kLengthSuffix[] = ".length";
 inline constexpr char kBytesSuffix[] = "_bytes";
 // Its index; nullopt: every row of `feature` has all of it. Lines (text_lines)
 // have `bytes` of `text`.

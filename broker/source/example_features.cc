@@ -160,7 +160,9 @@ Status ExampleFeatures::TakeList(const RecordFeature& feature,
     return StoreList(feature, values.bytes().size() / feature.ItemBytes(),
                      values.bytes(), room, raw);
   }
-  if (values.size() % item != 0 || !MayHold(values, dtype)) {
+  // An empty list has no kind.
+  if (values.size() > 0 &&
+      (values.size() % item != 0 || !MayHold(values, dtype))) {
     return DataLossError("wanted a list of {}{}, or their raw bytes, found {}",
                          item == 1 ? "" : Format("{} times any of ", item),
                          DTypeName(dtype), values.Text());

@@ -138,7 +138,7 @@ const Declaration<PythonDatasetSource>& PythonDatasetSource::Declared() {
           .Gives(
               "arrays and numbers, named by their keys, fields and indices "
               "(image, 0, 1.boxes); a text NAME with NAME_bytes, a list NAME "
-              "with NAME_length; bytes as an encoded picture")
+              "with NAME.length; bytes as an encoded picture")
           .Example("{dataset: \"data.photos:Train\", args: {root: /data}}")
           .Optional("dataset", &PythonDatasetSource::dataset,
                     Maybe(Text("\"package.module:factory\"", IsFunctionName)),

@@ -164,14 +164,18 @@ class Description:
     def items(self, value, name, room):
         """A list that differs in length: as an array of that many, and how many."""
         if isinstance(value, (tuple, list)):
-            self.sure &= len(value) > 0
             value = self.numpy.asarray(value)
+        self.sure &= tuple(getattr(value, "shape", ())) != (0,)
         if len(getattr(value, "shape", ())) == 0:
             raise TypeError(f"{where(name)} is {kind_of(value)}; max_length is for "
                             "arrays and lists")
         described = self.leaf(value, name)
         self.features[-1]["shape"][0] = room
-        return {"items": [described["array"], self.feature(name + "_length", "int64", [])]}
+        length = self.feature(name + ".length", "int64", [])
+        if length != name + ".length":
+            raise ValueError(f"{where(name)}: a sample has a '{name}.length' of its own, "
+                             "which is how its length is called")
+        return {"items": [described["array"], length]}
 
 
 # ---- rows

@@ -58,11 +58,11 @@ ValueType<RecordFeatures> RecordFeaturesType(
 inline constexpr char kRecordFeaturesGive[] =
     "as given; of text, NAME uint8 [max_bytes] and NAME_bytes int64, of a "
     "list, "
-    "NAME [max_length, *shape] and NAME_length int64: how many are the row's; "
+    "NAME [max_length, *shape] and NAME.length int64: how many are the row's; "
     "zeros follow";
 
 // What features become in a row: text is followed by NAME_bytes, a list by
-// NAME_length, int64.
+// NAME.length, int64.
 RawSpec RawSpecOf(const RecordFeatures& features);
 
 // The values of feature.otherwise.

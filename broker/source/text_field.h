@@ -51,7 +51,7 @@ inline constexpr char kFieldsGive[] =
 inline constexpr char kFieldsAndListsGive[] =
     "as given; of text, NAME uint8 [max_bytes] and NAME_bytes int64, of a "
     "list, "
-    "NAME [max_length, *shape] and NAME_length int64: how many are the row's; "
+    "NAME [max_length, *shape] and NAME.length int64: how many are the row's; "
     "zeros follow";
 
 // Text of more than max_bytes, a list of more than max_length.

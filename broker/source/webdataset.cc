@@ -607,6 +607,9 @@ class Webdataset final : public IndexedSource {
     // Whatever is wrong with it, it is wrong with this sample.
     if (!found.ok()) return DataLossError("{}", found.status().message());
     const NpyHeader& header = *found;
+    if (first > 0 && header.shape == std::vector<uint64_t>{0}) {
+      return std::span<const std::byte>();  // an empty list
+    }
     const bool fits =
         header.dtype() == feature.dtype &&
         header.shape.size() == feature.shape.size() &&

@@ -251,7 +251,7 @@ const Declaration<PadSequenceOp>& PadSequenceOp::Declared() {
           "pad_sequences (whose defaults are start and start).")
           .Gives(
               "[n, ...] of any dtype → [length, ...]; of text and lists, the "
-              "value is behind their end, and NAME_bytes or NAME_length "
+              "value is behind their end, and NAME_bytes or NAME.length "
               "becomes "
               "how many are left")
           .Example("{feature: tokens, length: 128}")
@@ -293,6 +293,13 @@ Status PadSequenceOp::AddToRow(RowBuilder* row) const {
       path->AddStage(std::make_unique<PadStage>(std::move(padder)), made.shape,
                      made.dtype);
       continue;
+    }
+    if (row->IsList(*path) && pad == Side::kStart) {
+      return InvalidArgumentError(
+          "pad: '{0}' is a list of {0}{1} items, which begins with them: pad "
+          "its "
+          "end, or `drop` that feature before",
+          path->feature().name, kLengthSuffix);
     }
     PENSTOCK_RETURN_IF_ERROR(row->AddStep(
         {path, list_length}, {made, list_length->feature()},

@@ -48,7 +48,7 @@ const Declaration<SelectOp>& SelectOp::Declared() {
           .Example("{features: [image, label]}")
           .Required("features", &SelectOp::features, SomeFeatures(),
                     "their names, in the order that the row gets; each "
-                    "brings its NAME_bytes or NAME_length");
+                    "brings its NAME_bytes or NAME.length");
   return declared;
 }
 
@@ -67,7 +67,7 @@ const Declaration<DropOp>& DropOp::Declared() {
           .Gives("a row → the other features")
           .Example("{features: [text]}")
           .Required("features", &DropOp::features, SomeFeatures(),
-                    "their names; each takes its NAME_bytes or NAME_length "
+                    "their names; each takes its NAME_bytes or NAME.length "
                     "along");
   return declared;
 }
@@ -97,7 +97,7 @@ const Declaration<RenameOp>& RenameOp::Declared() {
           .Gives("a row → the same")
           .Example("{features: {x: image, y: label}}")
           .Required("features", &RenameOp::features, names,
-                    "{OLD: NEW, ...}; each takes its OLD_bytes or OLD_length "
+                    "{OLD: NEW, ...}; each takes its OLD_bytes or OLD.length "
                     "along");
   return declared;
 }

@@ -205,6 +205,7 @@ std::vector<std::pair<const PathBuilder*, int64_t>> ListsOf(
   std::vector<std::pair<const PathBuilder*, int64_t>> lists;
   for (size_t i = 0; i < row.size(); ++i) {
     if (row.IsList(row[i])) {
+      row[i].BeList();
       lists.emplace_back(&row[i], row[i].feature().shape[0]);
     }
   }

@@ -147,6 +147,13 @@ Status PathBuilder::CheckChannelsLast() const {
 Status PathBuilder::CheckImage() const {
   PENSTOCK_RETURN_IF_ERROR(CheckDecoded());
   PENSTOCK_RETURN_IF_ERROR(CheckChannelsLast());
+  if (is_list_) {
+    return InvalidArgumentError(
+        "'{0}' is a list of {0}{1} items, no picture; `drop` that feature "
+        "before "
+        "if it is one",
+        feature_.name, kLengthSuffix);
+  }
   if (feature_.shape.size() == 2 || feature_.shape.size() == 3) {
     return OkStatus();
   }

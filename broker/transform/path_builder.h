@@ -130,6 +130,9 @@ class PathBuilder {
     return {.height = feature_.shape[0], .width = feature_.shape[1]};
   }
 
+  // Its first dimension is a bound: it is no picture.
+  void BeList() { is_list_ = true; }
+
   // InvalidArgument: what the op wants, what was found, and the remedy.
   Status CheckDecoded() const;
   Status CheckChannelsLast() const;
@@ -190,6 +193,7 @@ class PathBuilder {
   Feature feature_;
   bool encoded_;
   bool channels_first_ = false;
+  bool is_list_ = false;
   std::vector<std::unique_ptr<Stage>> stages_;
   PictureStage* open_ = nullptr;  // the last stage, if it takes more steps
   // Flips to be merged into the next cast or normalization.

@@ -92,11 +92,11 @@ class RowBuilder {
   // nullptr: there is none.
   PathBuilder* Named(const std::string& name) const;
   size_t PlaceOf(const PathBuilder* path) const;
-  // How much of a feature's first dimension is the row's (NAME_length), how
+  // How much of a feature's first dimension is the row's (NAME.length), how
   // many bytes of a text or of each of several (NAME_bytes, or `bytes` of
   // text_lines); else nullptr.
   PathBuilder* LengthOf(const PathBuilder& path) const;
-  // It has a NAME_length.
+  // It has a NAME.length.
   bool IsList(const PathBuilder& path) const;
 
   // The row gets these features, in this order.

@@ -30,15 +30,15 @@ StatusOr<TokenInput> FindTokens(const RowBuilder& row,
   input.dtype = feature.dtype;
   input.shape = feature.shape;
   input.taken.push_back(path);
-  if (feature.dtype == DType::kUint8 && !feature.shape.empty()) {
+  if (feature.dtype == DType::kUint8 && !feature.shape.empty() &&
+      !row.IsList(*path)) {
     input.is_text = true;
     input.room = static_cast<uint64_t>(feature.shape.back());
     input.shape.pop_back();
   }
   if (PathBuilder* const lengths = row.LengthOf(*path)) {
-    input.has_lengths =
-        input.is_text && lengths->feature().shape == input.shape;
-    input.is_list = !input.has_lengths;
+    input.has_lengths = input.is_text;
+    input.is_list = !input.is_text;
     input.taken.push_back(lengths);
   }
   input.count = 1;

@@ -3,7 +3,7 @@
 // A feature of uint8 with a dimension is text, or several: of NAME_bytes bytes
 // each, if the row has that feature, else without the zeros at its end, as
 // NumPy's S. Other integers are tokens of their decimal digits. Of a list of
-// NAME_length of them, those behind its end are none.
+// NAME.length of them, those behind its end are none.
 #ifndef BROKER_TRANSFORM_TOKEN_INPUT_H_
 #define BROKER_TRANSFORM_TOKEN_INPUT_H_
 

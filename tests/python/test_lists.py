@@ -31,6 +31,10 @@ class Ragged:
     def __getitem__(self, i):
         return {{"tokens": ROWS[i], "boxes": np.asarray(BOXES[i], np.float32).reshape(-1, 4)}}
 
+class Own(Ragged):
+    def __getitem__(self, i):
+        return {{"tokens.length": 7, "tokens": ROWS[i]}}
+
 class Wide(Ragged):
     def __getitem__(self, i):
         return {{"tokens": np.zeros((2, 3 if i == 4 else 2), np.int32)}}
@@ -106,18 +110,18 @@ def test_every_source_gives_the_items_of_each_row(program_broker, tmp_path, sour
 def test_what_is_no_list_is_told(attach):
     batch = attach(penstock.Dataset.range(4).batch(2)).next()
     for method in (batch.lengths, batch.padded, batch.ragged):
-        with pytest.raises(KeyError, match="'value' is no list: .* no value_length"):
+        with pytest.raises(KeyError, match="'value' is no list: .* no value.length"):
             method("value")
         with pytest.raises(KeyError, match="no feature 'x'"):
             method("x")
 
 
 def test_numbers_that_are_no_lengths_are_told(attach, tmp_path):
-    (tmp_path / "a.jsonl").write_text('{"x": [1, 2], "x_length": 3}\n')
-    fixed = {"x": {"dtype": "int8", "shape": [2]}, "x_length": {"dtype": "int64"}}
+    (tmp_path / "a.jsonl").write_text('{"x": [1, 2], "x.length": 3}\n')
+    fixed = {"x": {"dtype": "int8", "shape": [2]}, "x.length": {"dtype": "int64"}}
     batch = attach(penstock.Dataset.json_lines(tmp_path / "a.jsonl", fixed).batch(1)).next()
     for method in (batch.lengths, batch.padded, batch.ragged):
-        with pytest.raises(penstock.DataLoss, match="'x_length' has 3 to 3, and 'x' has room "
+        with pytest.raises(penstock.DataLoss, match="'x.length' has 3 to 3, and 'x' has room "
                                                     "for 2"):
             method("x")
 
@@ -158,6 +162,8 @@ def test_a_called_dataset_says_what_it_lacks(program_broker):
     with pytest.raises(penstock.InvalidArgument, match="max_length: a sample has no array "
                                                        "'token'; it has tokens"):
         fails("a", "Ragged", max_length={"token": 3, "tokens": 4, "boxes": 3})
+    with pytest.raises(penstock.InvalidArgument, match="a sample has a 'tokens.length' of "):
+        fails("e", "Own", max_length={"tokens": 9})
     with pytest.raises(penstock.DataLoss, match="tokens.* has 5 items; at most 4 fit"):
         fails("b", "Ragged", max_length={"tokens": 4, "boxes": 3})
     with pytest.raises(penstock.DataLoss, match=r"shape \[2, 3\].*max_length=\{'tokens'"):
@@ -174,7 +180,7 @@ def test_operations_keep_to_the_end_of_a_list(attach, tmp_path):
         penstock.pad_sequence(length=6, value=-1, feature="tokens"),
         penstock.rename({"tokens": "ids"})).batch(10)
     batch = attach(dataset).next()
-    assert list(batch) == ["ids", "ids_length"]
+    assert list(batch) == ["ids", "ids.length"]
     for i, row in zip(batch.ids, batch["ids"].tolist()):
         # The first number is that of other words.
         wanted = [token + 1 for token in ROWS[i]][:6]
@@ -218,7 +224,8 @@ def test_torch_has_them_padded_and_nested(tmp_path, lists):
                 assert tokens.shape == (8, max(map(len, wanted)))
                 assert boxes.shape[2] == 4
             else:
-                assert tokens.layout == torch.jagged
+                assert tokens.layout == torch.jagged and tokens.is_contiguous()
+                assert boxes.to_padded_tensor(0.).sum() == boxes.values().sum()
                 assert [row.tolist() for row in tokens.unbind()] == wanted
                 assert [row.tolist() for row in boxes.unbind()] == BOXES[count:count + 8]
             count += 8
@@ -249,7 +256,7 @@ def test_tensorflow_has_them_padded_and_ragged(tmp_path, lists):
 
 
 def test_rows_are_chosen_by_their_length(attach, tmp_path):
-    dataset = json_lines(tmp_path).filter("tokens_length", min=7).batch(2)
+    dataset = json_lines(tmp_path).filter("tokens.length", min=7).batch(2)
     batch = attach(dataset).next()
     assert batch.lengths("tokens").tolist() == [7, 7]
     check(batch)

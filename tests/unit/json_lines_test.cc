@@ -185,7 +185,7 @@ TEST_F(JsonLinesTest, ListsDifferInLength) {
   const auto source =
       Open(JsonLinesSource{.files = {{file}}, .fields = fields});
   EXPECT_EQ(source->raw_spec()[0].feature.ToString(), "x int32 [3]");
-  EXPECT_EQ(source->raw_spec()[1].feature.ToString(), "x_length int64 []");
+  EXPECT_EQ(source->raw_spec()[1].feature.ToString(), "x.length int64 []");
   EXPECT_EQ(source->raw_spec()[2].feature.ToString(), "b float32 [2, 2]");
   std::vector<std::string> record = Record(*source, 0);
   EXPECT_THAT(Values<int32_t>(record[0]), ElementsAre(1, 2, 0));

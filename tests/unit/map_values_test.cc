@@ -590,41 +590,56 @@ TEST_F(MapValuesTest, PadSequencePadsAndCutsAtBothSides) {
 
 TEST_F(MapValuesTest, WhatIsBehindTheEndOfAListIsNoPartOfIt) {
   Add<int32_t>("t", {5, 7, 0, 0}, {4});
-  Add<int64_t>("t_length", {2}, {});
+  Add<int64_t>("t.length", {2}, {});
   const std::string lookup =
       "[{lookup: {feature: t, vocabulary: [5, 7], "
       "oov_buckets: 0}}";
   EXPECT_THAT(Make<int64_t>(lookup + "]", "t"), ElementsAre(0, 1, 0, 0));
-  EXPECT_THAT(Made<int64_t>("t_length"), ElementsAre(2));
+  EXPECT_THAT(Made<int64_t>("t.length"), ElementsAre(2));
   const std::string pad = "{pad_sequence: {feature: t, length: 3, value: 9}}";
   EXPECT_THAT(Make<int64_t>(lookup + ", " + pad + "]", "t"),
               ElementsAre(0, 1, 9));
-  EXPECT_THAT(Made<int64_t>("t_length"), ElementsAre(2));
+  EXPECT_THAT(Made<int64_t>("t.length"), ElementsAre(2));
   Make<int32_t>("[{rename: {features: {t: x}}}, {select: {features: [x]}}]",
                 "x");
-  EXPECT_EQ(Features(), "x int32 [4], x_length int64 []");
+  EXPECT_EQ(Features(), "x int32 [4], x.length int64 []");
   for (const std::string& map :
        {std::string("[{reshape: {feature: t, shape: [2, 2]}}]"),
         std::string("[{reshape: {feature: t, shape: [1, 4]}}]")}) {
     EXPECT_THAT(Error(map), HasSubstr("changes the first dimension of 't', a "
-                                      "list of t_length items"));
+                                      "list of t.length items"));
   }
   Make<int32_t>("[{reshape: {feature: t, shape: [4, 1]}}]", "t");
-  EXPECT_EQ(Features(), "t int32 [4, 1], t_length int64 []");
+  EXPECT_EQ(Features(), "t int32 [4, 1], t.length int64 []");
   EXPECT_THAT(Error("[{concatenate: {features: [t, t], to: x}}]"),
-              HasSubstr("'t' is a list of t_length items: `drop` that"));
+              HasSubstr("'t' is a list of t.length items: `drop` that"));
   Clear();
   Add<float>("b", {1, 2, 3, 4, 5, 6}, {3, 2});
-  Add<int64_t>("b_length", {1}, {});
-  EXPECT_THAT(Make<float>("[{pad_sequence: {feature: b, length: 2, value: -1, "
-                          "pad: start}}]",
-                          "b"),
-              ElementsAre(-1, -1, 1, 2));
+  Add<int64_t>("b.length", {1}, {});
+  EXPECT_THAT(
+      Make<float>("[{pad_sequence: {feature: b, length: 2, value: -1}}]", "b"),
+      ElementsAre(1, 2, -1, -1));
+  EXPECT_THAT(Error("[{pad_sequence: {feature: b, length: 2, pad: start}}]"),
+              HasSubstr("'b' is a list of b.length items, which begins with"));
+  EXPECT_THAT(Error("[{flip: {feature: b}}]"),
+              HasSubstr("'b' is a list of b.length items, no picture"));
   EXPECT_THAT(Error("[{mixup: {feature: b, alpha: 1, label: []}}]"),
               HasSubstr("different lengths cannot be mixed"));
   Clear();
+  Add<float>("petal", {1, 2}, {2});
+  Add<int64_t>("petal_length", {3}, {});
+  Make<float>("[{reshape: {feature: petal, shape: [1, 2]}}]", "petal");
+  EXPECT_EQ(Features(), "petal float32 [1, 2], petal_length int64 []");
+  Clear();
+  Add<uint8_t>("u", {7, 3, 0}, {3});
+  Add<int64_t>("u.length", {2}, {});
+  EXPECT_THAT(Make<int64_t>("[{lookup: {feature: u, vocabulary: [7, 3], "
+                            "oov_buckets: 0}}]",
+                            "u"),
+              ElementsAre(0, 1, 0));
+  Clear();
   Add<int32_t>("t", {5}, {1});
-  Add<int64_t>("t_length", {-1}, {});
+  Add<int64_t>("t.length", {-1}, {});
   ASSERT_TRUE(Compile(lookup + "]").ok());
   EXPECT_THAT(Run().message(), HasSubstr("its length is -1, and it has room"));
 }

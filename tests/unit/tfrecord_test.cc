@@ -168,7 +168,7 @@ TEST_F(TfrecordTest, ListsDifferInLength) {
   const RawSpec& spec = (*source)->raw_spec();
   ASSERT_EQ(spec.size(), 12u);
   EXPECT_EQ(spec[0].feature.ToString(), "tokens int64 [6]");
-  EXPECT_EQ(spec[1].feature.ToString(), "tokens_length int64 []");
+  EXPECT_EQ(spec[1].feature.ToString(), "tokens.length int64 []");
   EXPECT_EQ(spec[2].feature.ToString(), "box float32 [3, 2]");
   std::vector<std::string> fixed, lists;
   const auto whole =

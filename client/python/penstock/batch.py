@@ -45,7 +45,7 @@ class Features(Dict[str, TensorSpec]):
         """The feature that says how many items of a list, or bytes of a text, are a
         row's; None: its first dimension is of one size."""
         spec, _ = self.find(name)
-        names = [name + "_length"]
+        names = [name + ".length"]
         if spec.dtype == "uint8" and len(spec.shape) == 1:
             names += [name + "_bytes"] + (["bytes"] if name == "text" else [])
         for each in names if spec.shape else ():
@@ -167,7 +167,7 @@ class Batch(Mapping[str, np.ndarray]):
         KeyError: its rows are all of one length. DataLoss: these are no lengths."""
         length = self._features.length_of(name)
         if length is None:
-            raise KeyError(f"{name!r} is no list: the batch has no {name}_length")
+            raise KeyError(f"{name!r} is no list: the batch has no {name}.length")
         lengths, room = self[length], self._features[name].shape[0]
         if lengths.min(initial=0) < 0 or lengths.max(initial=0) > room:
             raise errors.DataLoss(
@@ -205,8 +205,8 @@ class Batch(Mapping[str, np.ndarray]):
 
         Args:
           lists: what is a list, or a text: "bound", as it lies there, with room for the
-            longest of all rows; "padded", to the longest of this batch; "nested", a
-            jagged nested tensor. All are views of the same memory.
+            longest of all rows; "padded", to the longest of this batch, a view too;
+            "nested", a jagged nested tensor, for which the items are copied.
 
         Raises:
           ValueError: another word.
@@ -226,10 +226,11 @@ class Batch(Mapping[str, np.ndarray]):
             if lists == "padded":
                 of_lists[name] = tensor[:, :self._longest(name)]
             else:
-                rows, room = tensor.shape[:2]
+                # Few operations of PyTorch take one with gaps.
+                lengths = torch.from_numpy(self.lengths(name).copy())
+                used = torch.arange(tensor.shape[1]) < lengths[:, None]
                 of_lists[name] = torch.nested.nested_tensor_from_jagged(
-                    tensor.flatten(0, 1), torch.arange(0, (rows + 1) * room, room),
-                    torch.from_numpy(self.lengths(name).copy()))
+                    tensor[used], torch.cat([lengths.new_zeros(1), lengths.cumsum(0)]))
         return {**tensors, **of_lists}
 
     def jax(self) -> Dict[str, Any]:

@@ -152,7 +152,7 @@ class Dataset:
         for text, which becomes ``name`` uint8 [max_bytes], filled with zeros, and
         ``name_bytes`` int64 [], {name: {"dtype": ..., "max_length": ...}} for lists of
         any length, each item of "shape", which become ``name`` [max_length, *shape] and
-        ``name_length`` int64 []. "pointer" tells where it is (RFC 6901: "/meta/0/x";
+        ``name.length`` int64 []. "pointer" tells where it is (RFC 6901: "/meta/0/x";
         "/name" if not given), "default" what it is where it is missing or null.
         ``longer``: "fail" or "cut" longer text and lists."""
         return cls._of("json_lines", given(
@@ -224,7 +224,7 @@ class Dataset:
         of a picture, {"dtype": ..., "shape": [...], "default": ...} of numbers or raw
         bytes, {"max_bytes": ...} of text, which brings ``name_bytes`` int64 [],
         {"dtype": ..., "max_length": ..., "shape": [...]} of a list of any length, which
-        brings ``name_length`` int64 []; of these two "longer": "fail" or "cut"; each
+        brings ``name.length`` int64 []; of these two "longer": "fail" or "cut"; each
         with "key", its name in the record. Without them an error proposes them."""
         return cls._of("tfrecord", given(
             files=absolute_files(files),
@@ -263,7 +263,7 @@ class Dataset:
         sample (``image``, ``0``, ``1.boxes``); ``names``: of a tuple's items. A str
         has two: its UTF-8 bytes, uint8 [max_bytes], filled with zeros, and
         NAME_bytes int64 []. ``max_length``: {NAME: n}, arrays and lists whose first
-        dimension differs from sample to sample: NAME has room for n, and NAME_length
+        dimension differs from sample to sample: NAME has room for n, and NAME.length
         int64 [] says how many are the row's. ``longer``: "fail" or "cut" longer ones
         and longer texts. Processes of the broker make the samples: ``processes``
         (0: one per worker). ``object``: instead of ``dataset``, the file of a
