@@ -134,10 +134,6 @@ std::string LengthName(const RecordFeature& feature) {
                                      : kLengthSuffix);
 }
 
-bool IsContinuation(std::byte byte) {
-  return (byte & std::byte{0xc0}) == std::byte{0x80};
-}
-
 Json FeatureToJson(const RecordFeature& feature, const std::string& key_word) {
   Json json = Json::object();
   if (!feature.key.empty()) json[key_word] = feature.key;
@@ -252,7 +248,10 @@ Status StoreList(const RecordFeature& feature, uint64_t items,
                            is_text ? "max_bytes" : "max_length");
     }
     items = feature.max_length();
-    while (is_text && items > 0 && IsContinuation(bytes[items])) --items;
+    if (is_text) {
+      items = CutText(
+          {reinterpret_cast<const char*>(bytes.data()), bytes.size()}, items);
+    }
   }
   const uint64_t used = items * feature.ItemBytes();
   const uint64_t room = feature.feature.RowBytes();

@@ -55,12 +55,6 @@ using RecordFeatures = std::vector<RecordFeature>;
 ValueType<RecordFeatures> RecordFeaturesType(
     std::string key_word, std::vector<std::string_view> more);
 
-inline constexpr char kRecordFeaturesGive[] =
-    "as given; of text, NAME uint8 [max_bytes] and NAME_bytes int64, of a "
-    "list, "
-    "NAME [max_length, *shape] and NAME.length int64: how many are the row's; "
-    "zeros follow";
-
 // What features become in a row: text is followed by NAME_bytes, a list by
 // NAME.length, int64.
 RawSpec RawSpecOf(const RecordFeatures& features);

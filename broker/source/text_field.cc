@@ -294,9 +294,7 @@ Status FieldRows::StoreText(std::string_view text, size_t field,
           "`longer: cut`)",
           name(field), text.size(), room);
     }
-    size_t kept = room;
-    while (kept > 0 && IsContinuation(text[kept])) --kept;
-    text = text.substr(0, kept);
+    text = text.substr(0, CutText(text, room));
   }
   std::copy_n(reinterpret_cast<const std::byte*>(text.data()), text.size(),
               row + at_[field]);
@@ -354,6 +352,12 @@ void FieldRows::Point(std::span<const std::byte> row, RawRecord* raw) const {
     (*raw)[i] = row.subspan(at, ends_[i] - at);
     at = ends_[i];
   }
+}
+
+size_t CutText(std::string_view text, size_t bytes_max) {
+  size_t kept = bytes_max;
+  while (kept > 0 && IsContinuation(text[kept])) --kept;
+  return kept;
 }
 
 std::optional<size_t> FindNotUtf8(std::string_view text) {

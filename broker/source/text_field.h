@@ -104,6 +104,9 @@ class FieldRows {
   uint64_t bytes_ = 0;
 };
 
+// How many bytes of a longer text are kept of so many: whole characters.
+size_t CutText(std::string_view text, size_t bytes_max);
+
 // The offset of the first byte that is not of a UTF-8 character; nullopt: all
 // are.
 std::optional<size_t> FindNotUtf8(std::string_view text);

@@ -10,6 +10,7 @@
 #include "broker/source/example.h"
 #include "broker/source/indexed_source.h"
 #include "broker/source/kinds.h"
+#include "broker/source/text_field.h"
 #include "common/quantity.h"
 
 namespace penstock {
@@ -164,7 +165,7 @@ const Declaration<TfrecordSource>& TfrecordSource::Declared() {
   static const auto declared =
       Declaration<TfrecordSource>(
           "tfrecord", "Records of TFRecord files, each a tf.train.Example.")
-          .Gives(kRecordFeaturesGive)
+          .Gives(kFieldsAndListsGive)
           .Example(
               "{files: \"/data/train-*\", features: {image: {key: "
               "image/encoded, encoded: true}, label: {key: "

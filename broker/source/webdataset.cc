@@ -686,7 +686,7 @@ const Declaration<WebdatasetSource>& WebdatasetSource::Declared() {
           "webdataset",
           "Samples of tar files: members with one base name (0001.jpg, "
           "0001.cls).")
-          .Gives(kRecordFeaturesGive)
+          .Gives(kFieldsAndListsGive)
           .Example(
               "{files: \"/data/train-{000000..000146}.tar\", features: {image: "
               "{member: jpg;jpeg;png, encoded: true}, label: {member: cls, "
