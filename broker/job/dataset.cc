@@ -39,9 +39,12 @@ std::string DatasetKey(const DatasetSpec& spec) {
   for (const char* const more : {"map_by_part", "cache", "snapshot"}) {
     if (json.contains(more)) key += more + json.at(more).dump();
   }
-  // With it shapes may differ.
-  if (!spec.batch.by_part.empty()) key += json.at("batch").dump();
-  return key + (has_file ? json.at("select").dump() : "");
+  // With them shapes may differ.
+  const bool buckets = spec.batch.buckets.has_value();
+  if (buckets || !spec.batch.by_part.empty()) key += json.at("batch").dump();
+  return key + (has_file || (buckets && json.contains("select"))
+                    ? json.at("select").dump()
+                    : "");
 }
 
 bool Dataset::Changed() const {
@@ -53,21 +56,22 @@ bool Dataset::Changed() const {
 uint64_t Dataset::memory_bytes() const {
   uint64_t bytes = source->memory_bytes() + selection.memory_bytes();
   for (const auto& file : files) bytes += file->memory_bytes();
-  return bytes;
+  return bytes + (buckets ? buckets->memory_bytes() : 0);
 }
 
 bool Dataset::ShapesDiffer() const {
-  return std::any_of(programs.begin(), programs.end(), [&](const auto& each) {
-    return each->element_spec() != element_spec();
-  });
+  for (uint32_t part = 0; part < forms(); ++part) {
+    if (element_spec(part) != element_spec()) return true;
+  }
+  return false;
 }
 
 void Dataset::DescribeRows(nlohmann::json* answer) const {
   (*answer)["element_spec"] = ElementSpecToJson(element_spec());
   if (!ShapesDiffer()) return;
   nlohmann::json& parts = (*answer)["element_spec_by_part"];
-  for (const auto& each : programs) {
-    parts.push_back(ElementSpecToJson(each->element_spec()));
+  for (uint32_t part = 0; part < forms(); ++part) {
+    parts.push_back(ElementSpecToJson(element_spec(part)));
   }
 }
 
@@ -126,16 +130,26 @@ uint64_t GlobalBatchOf(const DatasetSpec& spec, uint32_t world_size) {
   return batch.per_rank ? batch.size * world_size : batch.size;
 }
 
+namespace {
+
+// The rows of a pass as `select` leaves them.
+StatusOr<std::unique_ptr<Order>> SelectedOrder(const DatasetSpec& spec,
+                                               const Dataset& dataset,
+                                               const SelectContext& context) {
+  auto of_source = dataset.source->OrderOf(0, context.budget);
+  if (!of_source.ok()) return AtPath("source", of_source.status());
+  return Select(spec.select, *std::move(of_source), context);
+}
+
+}  // namespace
+
 StatusOr<Plan> PlanOf(const DatasetSpec& spec, const Dataset& dataset,
                       uint32_t world_size, uint32_t shards,
                       const OrderBudget& budget) {
   const SelectContext context =
       dataset.selection.Context(*dataset.source, 0, budget);
-  auto of_source = dataset.source->OrderOf(0, budget);
-  if (!of_source.ok()) return AtPath("source", of_source.status());
-  std::unique_ptr<Order> order = *std::move(of_source);
-  PENSTOCK_ASSIGN_OR_RETURN(order,
-                            Select(spec.select, std::move(order), context));
+  PENSTOCK_ASSIGN_OR_RETURN(std::unique_ptr<Order> order,
+                            SelectedOrder(spec, dataset, context));
   if (spec.shuffle) {
     PENSTOCK_ASSIGN_OR_RETURN(
         order, InWindows(*spec.shuffle, std::move(order), context));
@@ -144,6 +158,12 @@ StatusOr<Plan> PlanOf(const DatasetSpec& spec, const Dataset& dataset,
     auto batches = order->mix()->InBatches(spec.batch.by_part, budget);
     if (!batches.ok()) return AtPath("source.mix", batches.status());
     order = *std::move(batches);
+  }
+  if (dataset.buckets != nullptr) {
+    PENSTOCK_ASSIGN_OR_RETURN(
+        order, InBuckets(std::move(order), dataset.buckets, spec.batch,
+                         spec.batch.per_rank ? world_size : 1,
+                         spec.shuffle ? &*spec.shuffle : nullptr, budget));
   }
   if (spec.shard == ShardPolicy::kFile) {
     PENSTOCK_ASSIGN_OR_RETURN(
@@ -157,9 +177,12 @@ std::string SelectionOf(const DatasetSpec& spec, const Dataset& dataset) {
   const bool windows = spec.shuffle && spec.shuffle->window_files;
   std::string text =
       SelectionText(spec.source, spec.select, dataset.FilesOfSelection());
-  if (text.empty() && !windows) return "";
+  if (text.empty() && !windows && !spec.batch.buckets) return "";
   if (windows) text += Format(" {}", *spec.shuffle->window_files);
   for (const uint64_t size : spec.batch.by_part) text += Format(" by {}", size);
+  if (spec.batch.buckets) {
+    text += DatasetSpecToJson(spec).at("batch").dump();
+  }
   return Format("{:016x}", Fnv1a(text));
 }
 
@@ -330,6 +353,56 @@ Status CompilePrograms(const DatasetSpec& spec,
   return CheckPrograms(spec, *dataset);
 }
 
+// Columns that buckets go by: one, and the lengths of the lists that they make
+// narrower.
+std::vector<ColumnUse> ColumnsOfBuckets(const DatasetSpec& spec,
+                                        const Source& source) {
+  std::vector<ColumnUse> uses;
+  if (!spec.batch.buckets) return uses;
+  uses.push_back({"batch.buckets.by", spec.batch.buckets->by});
+  for (const RawFeature& raw : source.raw_spec()) {
+    if (raw.feature.name.ends_with(kLengthSuffix)) {
+      uses.push_back({"batch.buckets", raw.feature.name});
+    }
+  }
+  return uses;
+}
+
+// A list has room for the longest of its bucket where a column says its length.
+Status SortIntoBuckets(const DatasetSpec& spec, OpenProgress* progress,
+                       Dataset* dataset) {
+  if (!spec.batch.buckets) return OkStatus();
+  const OrderBudget budget = {
+      progress->reserve,
+      [progress] { return progress->cancel.load(std::memory_order_relaxed); }};
+  const SelectContext context =
+      dataset->selection.Context(*dataset->source, 0, budget);
+  PENSTOCK_ASSIGN_OR_RETURN(const std::unique_ptr<Order> order,
+                            SelectedOrder(spec, *dataset, context));
+  auto buckets = Buckets::Make(*spec.batch.buckets, *order, context);
+  if (!buckets.ok()) return AtPath("batch.buckets", buckets.status());
+  dataset->buckets = *std::move(buckets);
+  const ElementSpec& row = dataset->element_spec();
+  std::vector<ElementSpec> specs(dataset->buckets->size(), row);
+  for (size_t i = 0; i < row.size(); ++i) {
+    const auto length = LengthOf(row, row[i]);
+    if (!length) continue;
+    const auto column = FindColumn(row[*length].name, context);
+    if (!column.ok()) continue;
+    auto longest = dataset->buckets->LongestOf(*column, *order, budget);
+    if (!longest.ok()) return AtPath("batch.buckets", longest.status());
+    for (size_t bucket = 0; bucket < specs.size(); ++bucket) {
+      const bool by = column->name == spec.batch.buckets->by;
+      const uint64_t width = std::max<uint64_t>(
+          {1, (*longest)[bucket], by ? dataset->buckets->boundary(bucket) : 0});
+      int64_t& items = specs[bucket][i].shape[0];
+      items = std::min(items, static_cast<int64_t>(width));
+    }
+  }
+  dataset->bucket_specs = std::move(specs);
+  return OkStatus();
+}
+
 }  // namespace
 
 StatusOr<std::shared_ptr<const Dataset>> OpenDataset(
@@ -345,7 +418,8 @@ StatusOr<std::shared_ptr<const Dataset>> OpenDataset(
   }
   dataset->source = *std::move(source);
   auto selected =
-      Selection::Open(spec.select, spec.source, *dataset->source, progress);
+      Selection::Open(spec.select, spec.source, *dataset->source, progress,
+                      ColumnsOfBuckets(spec, *dataset->source));
   if (!selected.ok()) return Located(spec, selected.status());
   dataset->selection = *std::move(selected);
   MapOpening opening = {progress};
@@ -355,6 +429,8 @@ StatusOr<std::shared_ptr<const Dataset>> OpenDataset(
   const Status compiled =
       CompilePrograms(spec, functions, &opening, dataset.get(), &head_files);
   if (!compiled.ok()) return Located(spec, compiled);
+  const Status sorted = SortIntoBuckets(spec, progress, dataset.get());
+  if (!sorted.ok()) return Located(spec, sorted);
   if (kept) {
     const KeptRows rows =
         RowsOf(spec, *dataset, *kept, head_files, *progress->access);

@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "broker/cache/shared_caches.h"
+#include "broker/plan/buckets.h"
 #include "broker/plan/plan.h"
 #include "broker/source/selection.h"
 #include "broker/spec/dataset_spec.h"
@@ -30,6 +31,10 @@ struct Dataset {
   std::vector<std::shared_ptr<const SideFile>> files;
   std::string map_warning;
   Selection selection;
+  // batch.buckets: its rows in buckets, nullptr without; and what a row of each
+  // has: room for the longest lists of its bucket.
+  std::shared_ptr<const Buckets> buckets;
+  std::vector<ElementSpec> bucket_specs;
   // The cache of what the heads of the programs make; nullptr: nothing is kept.
   // It counts its memory itself.
   std::shared_ptr<RowCache> cache;
@@ -47,14 +52,19 @@ struct Dataset {
   size_t ProgramOf(uint64_t record) const {
     return programs.size() == 1 ? 0 : source->PartOf(record);
   }
-  // The features of a row. part: of a batch, if its batches are of one part;
-  // else all have the same shapes.
+  // The features of a row. part: of a batch, if its batches are of one part or
+  // bucket; else all have the same shapes.
   const ElementSpec& element_spec(
       std::optional<uint32_t> part = std::nullopt) const {
+    if (part && !bucket_specs.empty()) return bucket_specs[*part];
     return programs[programs.size() == 1 ? 0 : part.value_or(0)]
         ->element_spec();
   }
-  // Whether the rows of its parts differ in their shapes.
+  // Parts or buckets that batches may be of.
+  size_t forms() const {
+    return bucket_specs.empty() ? programs.size() : bucket_specs.size();
+  }
+  // Whether the rows of its parts or buckets differ in their shapes.
   bool ShapesDiffer() const;
   // Adds element_spec, and those of each part if they differ, as the answers to
   // `attach` and `inspect` have them.

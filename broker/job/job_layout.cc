@@ -140,7 +140,7 @@ StatusOr<Job::Layout> Job::PlanLayout(const JobOptions& options,
   std::vector<BatchForm> forms;
   uint64_t row_bytes = 0;
   uint64_t room = 0;  // of values of whole batches
-  for (uint32_t part = 0; part < dataset.programs.size(); ++part) {
+  for (uint32_t part = 0; part < dataset.forms(); ++part) {
     const ElementSpec& element = dataset.element_spec(part);
     uint64_t bytes = sizeof(int64_t);
     for (const Feature& feature : element) {
@@ -197,8 +197,9 @@ StatusOr<Job::Layout> Job::PlanLayout(const JobOptions& options,
   }
   // The rows of the rank that has most.
   const auto rows_of = [&](const Plan& of, size_t form) {
-    return forms.size() == 1 ? of.max_batch_rows(0)
-                             : of.RowsOfRankIn(spec.batch.by_part[form], 0);
+    return forms.size() == 1
+               ? of.max_batch_rows(0)
+               : of.max_batch_rows(0, static_cast<uint32_t>(form));
   };
   for (size_t i = 0; i < forms.size(); ++i) {
     forms[i].rows_max = rows_of(plan, i);

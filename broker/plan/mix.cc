@@ -261,6 +261,9 @@ class Mixed final : public MixOrder, private Steps {
     const Turn turn = TurnOf(row);
     return turn.row + (row - turn.row + i) % rule_.blocks[turn.part];
   }
+  uint64_t RowsOfPart(uint32_t part) const override {
+    return rule_.blocks[part];
+  }
   std::optional<uint32_t> PartOf(uint64_t step) const override {
     const Stretch& stretch = StretchAt(&Stretch::turn, step);
     return stretch.proportion->At(step - stretch.turn).first;

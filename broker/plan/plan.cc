@@ -222,9 +222,10 @@ Plan::RankBatch Plan::RankBatchOf(uint64_t step, uint32_t rank) const {
   batch.part = steps_->PartOf(of_pass);
   batch.first_row = row + before;
   batch.rows = rows;
-  batch.shape_rows = last_ == LastBatch::kPad
-                         ? steps_->RankRowsMax(full, rank, world_size_)
-                         : rows;
+  batch.shape_rows =
+      last_ == LastBatch::kPad
+          ? steps_->RankRowsMax(steps_->ShapeRows(of_pass), rank, world_size_)
+          : rows;
   // Epochs after the first have equally many steps.
   const uint64_t after = step + 1 - start_.owed.size();
   batch.last_of_epoch =

@@ -41,7 +41,8 @@
 // Steps says where each step begins, and divides it. An order may have steps of
 // its own; a plan of it begins at a step. Those of shards (`shard: file`) have
 // fewer rows once shards run out; `drop` ends the epoch there. Those of batches
-// of one part each (batch.by_part) are all full, and G is the largest.
+// of one part each (batch.by_part) are all full, and G is the largest; those of
+// buckets (batch.buckets) are full but for the last of each bucket.
 #ifndef BROKER_PLAN_PLAN_H_
 #define BROKER_PLAN_PLAN_H_
 
@@ -162,7 +163,8 @@ class Plan {
     bool last_of_data = false;  // of the last epoch; never with forever
     bool extra = false;         // owed
     bool redelivered = false;
-    std::optional<uint32_t> part;  // of the source, that all rows are of
+    // Of the source, or the bucket, that all rows are of.
+    std::optional<uint32_t> part;
   };
   // step is counted from the start and < total_steps(); rank < world_size().
   RankBatch RankBatchOf(uint64_t step, uint32_t rank) const;
@@ -170,9 +172,9 @@ class Plan {
   // At least the largest shape_rows this rank ever gets, never less than the
   // next rank's: its slots are this large.
   uint64_t max_batch_rows(uint32_t rank) const;
-  // The same of a rank that gets batches of so many rows over all ranks.
-  uint64_t RowsOfRankIn(uint64_t global_rows, uint32_t rank) const {
-    return RowsOfRank(global_rows, rank, world_size_);
+  // The same of the steps of one part.
+  uint64_t max_batch_rows(uint32_t rank, uint32_t part) const {
+    return RowsOfRank(steps_->RowsOfPart(part), rank, world_size_);
   }
 
   struct Row {

@@ -4,16 +4,22 @@
 #include <limits>
 
 #include "broker/declare/declaration.h"
+#include "broker/plan/select_fields.h"
+#include "common/exact_max.h"
 
 namespace penstock {
 namespace {
 
 constexpr uint32_t kWindowFilesMax = uint32_t{1} << 20;
 constexpr uint64_t kBatchRowsMax = uint64_t{1} << 24;
+constexpr uint64_t kBatchTokensMax = uint64_t{1} << 40;
+constexpr uint64_t kBucketsMax = 64;
 
-// size and per_rank are two names of one number.
-DeclarationBase::Field Rows(std::string key, bool per_rank, std::string text) {
-  const auto rows = WholeNumber<uint64_t>(1, kBatchRowsMax);
+// size, per_rank, tokens and tokens_per_rank are names of one number.
+DeclarationBase::Field Rows(std::string key, bool per_rank, bool tokens,
+                            std::string text) {
+  const auto rows =
+      WholeNumber<uint64_t>(1, tokens ? kBatchTokensMax : kBatchRowsMax);
   return {std::move(key),
           std::move(text),
           rows.wanted,
@@ -22,11 +28,13 @@ DeclarationBase::Field Rows(std::string key, bool per_rank, std::string text) {
           {[=](const YamlValue& value, void* object) {
              BatchSpec& batch = *static_cast<BatchSpec*>(object);
              batch.per_rank = per_rank;
+             batch.tokens = tokens;
              return rows.Read(value, &batch.size);
            },
            [=](const void* object, nlohmann::ordered_json* out) {
              const BatchSpec& batch = *static_cast<const BatchSpec*>(object);
-             if (batch.per_rank == per_rank && batch.by_part.empty()) {
+             if (batch.per_rank == per_rank && batch.tokens == tokens &&
+                 batch.by_part.empty()) {
                rows.write(batch.size, out);
              }
            }}};
@@ -54,6 +62,35 @@ DeclarationBase::Field RowsByPart() {
              const BatchSpec& batch = *static_cast<const BatchSpec*>(object);
              if (!batch.by_part.empty()) rows.write(batch.by_part, out);
            }}};
+}
+
+Status CheckBuckets(const YamlValue& value, BucketsSpec* buckets) {
+  const YamlValue boundaries = value.Optional("boundaries");
+  if (!buckets->boundaries.empty() && buckets->count) {
+    return boundaries.Error("there is a count too: leave one of them out");
+  }
+  for (size_t i = 1; i < buckets->boundaries.size(); ++i) {
+    if (buckets->boundaries[i] > buckets->boundaries[i - 1]) continue;
+    return boundaries.Item(i).Error(
+        Format("{} after {}: wanted them in ascending order",
+               buckets->boundaries[i], buckets->boundaries[i - 1]));
+  }
+  return OkStatus();
+}
+
+Status CheckBatch(const YamlValue& value, BatchSpec* batch) {
+  if (batch->tokens && !batch->buckets) {
+    return value.Required(batch->per_rank ? "tokens_per_rank" : "tokens")
+        .Error(
+            "wanted `buckets: {by: COLUMN}` too, the column that says how "
+            "many tokens a row has");
+  }
+  if (batch->buckets && !batch->by_part.empty()) {
+    return value.Required("buckets").Error(
+        "batches of one part each (by_part) are not sorted by length: leave "
+        "one of them out");
+  }
+  return OkStatus();
 }
 
 }  // namespace
@@ -84,16 +121,51 @@ const Declaration<BatchSpec>& BatchSpec::Declared() {
   static const auto declared =
       Declaration<BatchSpec>("batch", "The rows of a step.")
           .Example("{size: 2048, last: drop}")
-          .Add(Rows("size", false, "of all ranks together"))
-          .Add(Rows("per_rank", true, "of each rank"))
+          .Add(Rows("size", false, false, "of all ranks together"))
+          .Add(Rows("per_rank", true, false, "of each rank"))
+          .Add(Rows("tokens", false, true,
+                    "with buckets: as many rows as make at most so many "
+                    "tokens, padded to the longest row of their bucket; of all "
+                    "ranks together"))
+          .Add(Rows("tokens_per_rank", true, true,
+                    "the same of each rank; all ranks get equally many rows"))
           .Add(RowsByPart())
+          .Optional("buckets", &BatchSpec::buckets,
+                    Maybe(MappingOf(BucketsSpec::Declared())),
+                    "each batch has rows of like length; the last of each "
+                    "bucket may be short")
           .Optional("last", &BatchSpec::last,
                     Words<LastBatch>({{"partial", LastBatch::kPartial},
                                       {"drop", LastBatch::kDrop},
                                       {"pad", LastBatch::kPad}}),
                     "the short last batch comes as it is, is left out, or is "
                     "filled with rows of zeros, whose sample id is −1, at the "
-                    "end of each rank's");
+                    "end of each rank's")
+          .Check(CheckBatch);
+  return declared;
+}
+
+const Declaration<BucketsSpec>& BucketsSpec::Declared() {
+  static const auto declared =
+      Declaration<BucketsSpec>(
+          "buckets",
+          "Rows sorted by a number, as a rule the length of a list: a batch "
+          "has rows of one bucket and is as wide as the longest of them, so "
+          "little of it is padding.")
+          .Example("{by: tokens.length}")
+          .Required("by", &BucketsSpec::by, ColumnName(),
+                    "the column (see filter), such as the length of a list")
+          .Optional("count", &BucketsSpec::count,
+                    Maybe(WholeNumber<uint32_t>(1, kBucketsMax)),
+                    "so many buckets of about equally many rows, by default 8")
+          .Optional(
+              "boundaries", &BucketsSpec::boundaries,
+              List(WholeNumber<uint64_t>(1, kExactMax), 0, kBucketsMax - 1,
+                   Format("a list of up to {} lengths in ascending order",
+                          kBucketsMax - 1)),
+              "instead of count: the longest row of each bucket, which "
+              "is its width; longer rows have a bucket of their own")
+          .Check(CheckBuckets);
   return declared;
 }
 

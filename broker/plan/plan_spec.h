@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <optional>
+#include <string>
 #include <vector>
 
 namespace penstock {
@@ -33,9 +34,22 @@ enum class LastBatch { kPartial, kDrop, kPad };
 // Parts of a source made of others.
 inline constexpr size_t kSourcePartsMax = 256;
 
+// batch.buckets
+struct BucketsSpec {
+  std::string by;                 // a column
+  std::optional<uint32_t> count;  // of about equally many rows
+  std::vector<uint64_t> boundaries;
+  bool operator==(const BucketsSpec&) const = default;
+
+  static const Declaration<BucketsSpec>& Declared();
+};
+
 struct BatchSpec {
   uint64_t size = 1;      // rows; of the global batch unless per_rank
   bool per_rank = false;  // global batch = size * world size
+  // size is not rows, but rows times the longest row of their bucket.
+  bool tokens = false;
+  std::optional<BucketsSpec> buckets;
   // Rows of each part of a mix, if its batches have sizes of their own; the
   // largest is `size`.
   std::vector<uint64_t> by_part;

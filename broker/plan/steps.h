@@ -1,6 +1,7 @@
 // How the rows of an epoch are cut into steps, and a step is divided over
 // ranks: steps of one size; those of `shard: file` (ShardSteps); those of a mix
-// whose batches have the size of their part (batch.by_part).
+// whose batches have the size of their part (batch.by_part); those of one
+// bucket each (batch.buckets).
 #ifndef BROKER_PLAN_STEPS_H_
 #define BROKER_PLAN_STEPS_H_
 
@@ -49,9 +50,16 @@ class Steps {
   // that it tries.
   virtual uint64_t Following(uint64_t row, uint64_t i,
                              uint64_t pass_rows) const = 0;
-  // The part of the source that all rows of a step are of; nullopt: of any.
+  // The part of the source, or the bucket, that all rows of a step are of;
+  // nullopt: of any.
   virtual std::optional<uint32_t> PartOf(uint64_t /*step*/) const {
     return std::nullopt;
+  }
+  // Rows of the largest step of a part.
+  virtual uint64_t RowsOfPart(uint32_t /*part*/) const { return global_batch_; }
+  // Rows of a step once it is padded (`last: pad`).
+  virtual uint64_t ShapeRows(uint64_t step) const {
+    return Begin(step + 1) - Begin(step);
   }
   // What of a spec says where steps begin: a plan begins only there. nullptr: a
   // plan begins at any row, and its first epoch is cut from there.

@@ -411,7 +411,7 @@ std::vector<std::string> ReadColumns::NamesOf(const Source& source) {
   return names;
 }
 
-StatusOr<ReadColumns> ReadColumns::Open(const std::vector<SelectSpec>& steps,
+StatusOr<ReadColumns> ReadColumns::Open(std::span<const ColumnUse> uses,
                                         const SourceSpec& spec,
                                         const Source& source,
                                         OpenProgress* progress) {
@@ -420,25 +420,21 @@ StatusOr<ReadColumns> ReadColumns::Open(const std::vector<SelectSpec>& steps,
   if (source.record_count() == 0 || source.wait_ns() > 0) return opened;
   std::set<std::string> known;
   for (const Column& column : source.columns(0)) known.insert(column.name);
-  for (size_t i = 0; i < steps.size(); ++i) {
-    for (const std::string& name : ColumnsOf(steps[i])) {
-      const auto readable = FindReadable(source.raw_spec(), name);
-      if (!readable || !known.insert(name).second) continue;
-      auto values = std::make_shared<ColumnValues>(name, *readable,
-                                                   source.record_count());
-      Status found = values->Find(spec, source, progress);
-      if (found.code() == StatusCode::kDataLoss) {
-        found = DataLossError(
-            "{}; `on_error` leaves out no record that `select` goes by: mend "
-            "it",
-            found.message());
-      }
-      if (!found.ok()) {
-        return AtPath(Format("select[{}]", i),
-                      found.Prepend(Format("column '{}'", name)));
-      }
-      opened.columns_.push_back(std::move(values));
+  for (const auto& [path, name] : uses) {
+    const auto readable = FindReadable(source.raw_spec(), name);
+    if (!readable || !known.insert(name).second) continue;
+    auto values =
+        std::make_shared<ColumnValues>(name, *readable, source.record_count());
+    Status found = values->Find(spec, source, progress);
+    if (found.code() == StatusCode::kDataLoss) {
+      found = DataLossError(
+          "{}; `on_error` leaves out no record whose columns are read: mend it",
+          found.message());
     }
+    if (!found.ok()) {
+      return AtPath(path, found.Prepend(Format("column '{}'", name)));
+    }
+    opened.columns_.push_back(std::move(values));
   }
   return opened;
 }

@@ -5,12 +5,18 @@ namespace penstock {
 StatusOr<Selection> Selection::Open(const std::vector<SelectSpec>& steps,
                                     const SourceSpec& spec,
                                     const Source& source,
-                                    OpenProgress* progress) {
+                                    OpenProgress* progress,
+                                    std::vector<ColumnUse> uses) {
+  for (size_t i = 0; i < steps.size(); ++i) {
+    for (std::string& name : ColumnsOf(steps[i])) {
+      uses.push_back({Format("select[{}]", i), std::move(name)});
+    }
+  }
   Selection opened;
   PENSTOCK_ASSIGN_OR_RETURN(opened.kept_,
                             KeptFiles::Open(steps, spec, source, progress));
   PENSTOCK_ASSIGN_OR_RETURN(opened.read_,
-                            ReadColumns::Open(steps, spec, source, progress));
+                            ReadColumns::Open(uses, spec, source, progress));
   return opened;
 }
 

@@ -60,16 +60,22 @@ std::string SelectionDigest(const SourceSpec& source,
 
 class ColumnValues;
 
+// What goes by a column: its path in the spec.
+struct ColumnUse {
+  std::string path;
+  std::string name;
+};
+
 // Columns that a selection goes by and a source knows only by reading its
 // records: numbers and texts of theirs. All records are read once, on several
 // threads, when the dataset is opened; the values stay in the cache folder.
 // Constant once opened: 8 bytes a record of a number, 4 of a text.
 class ReadColumns {
  public:
-  // Reads those that steps name, and that source.columns() has not. Errors
-  // begin with the path of the step: those of a record (DataLoss), of the
-  // promise of memory, Cancelled. Names of nothing are left to the steps.
-  static StatusOr<ReadColumns> Open(const std::vector<SelectSpec>& steps,
+  // Reads those that source.columns() has not. Errors begin with the path of
+  // what names the column: those of a record (DataLoss), of the promise of
+  // memory, Cancelled. Names of nothing are left to those who use them.
+  static StatusOr<ReadColumns> Open(std::span<const ColumnUse> uses,
                                     const SourceSpec& spec,
                                     const Source& source,
                                     OpenProgress* progress);
@@ -92,10 +98,12 @@ class ReadColumns {
 // Constant once opened.
 class Selection {
  public:
-  // Errors begin with the path of the step: those of KeptFiles and ReadColumns.
+  // uses: columns that others than the steps go by. Errors begin with the path
+  // of the step: those of KeptFiles and ReadColumns.
   static StatusOr<Selection> Open(const std::vector<SelectSpec>& steps,
                                   const SourceSpec& spec, const Source& source,
-                                  OpenProgress* progress);
+                                  OpenProgress* progress,
+                                  std::vector<ColumnUse> uses = {});
 
   // first: as in Source::OrderOf. Refers to this object and to source, which is
   // the one that it was opened for.

@@ -194,6 +194,32 @@ ValueType<ShardPolicy> ShardPolicies() {
                                        {"off", ShardPolicy::kOff}}));
 }
 
+// Buckets are made of all records of a pass.
+Status CheckBuckets(const YamlValue& root, const DatasetSpec& spec) {
+  if (!spec.batch.buckets) return OkStatus();
+  const YamlValue value = root.Required("batch").Required("buckets");
+  if (std::holds_alternative<StreamSource>(spec.source)) {
+    return value.Error(
+        "rows of a stream come one after the other: send those of one length "
+        "together, or leave this out");
+  }
+  if (spec.shuffle && spec.shuffle->window_files) {
+    return value.Error(
+        "rows of one length are not in one window of files: leave out "
+        "shuffle.window_files");
+  }
+  if (spec.shard == ShardPolicy::kFile) {
+    return value.Error(
+        "rows of one length are not in the files of one rank: use `shard: "
+        "data`");
+  }
+  const auto mixes = std::find_if(spec.map.begin(), spec.map.end(), MixesRows);
+  if (mixes == spec.map.end()) return OkStatus();
+  return value.Error(
+      "mixup and cutmix mix neighbours, which may be of two buckets: leave one "
+      "of them out");
+}
+
 Status Finish(const YamlValue& root, DatasetSpec* spec) {
   if (spec->shuffle && !root.Optional("seed").present()) {
     spec->seed = spec->shuffle->seed;
@@ -205,6 +231,7 @@ Status Finish(const YamlValue& root, DatasetSpec* spec) {
         "shuffle.window_files, or use `data`");
   }
   PENSTOCK_RETURN_IF_ERROR(CheckParts(root, *spec));
+  PENSTOCK_RETURN_IF_ERROR(CheckBuckets(root, *spec));
   PENSTOCK_RETURN_IF_ERROR(CheckCache(root, *spec));
   return CheckStream(root, *spec);
 }

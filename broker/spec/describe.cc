@@ -106,7 +106,8 @@ std::vector<std::string> SpecExamples() {
       {"parts", "source: {mix: {", "}}"},
       {"schedule",
        "source: {mix: {parts: [{source: {range: 9}}, {source: {range: 9}}], ",
-       "}}"}};
+       "}}"},
+      {"buckets", "batch: {size: 4, ", "}"}};
   std::vector<std::string> texts = {DatasetSpec::Declared().example()};
   for (const Described& each : AllDescribed()) {
     std::string example = each.Example();
@@ -115,7 +116,7 @@ std::vector<std::string> SpecExamples() {
     }
     std::string text = "dataset: d\n" + example + "\n";
     if (!example.starts_with("source: ")) text += "source: {range: 9}\n";
-    if (each.key != "batch") text += "batch: {size: 4}\n";
+    if (!example.starts_with("batch: ")) text += "batch: {size: 4}\n";
     texts.push_back(std::move(text));
   }
   return texts;

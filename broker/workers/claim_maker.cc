@@ -12,6 +12,7 @@ void ClaimMaker::Expect(const ClaimedRows& rows) {
 }
 
 void ClaimMaker::Aim(const ClaimedRows& rows, uint64_t index) {
+  rows.state->maker->SetPart(rows.claim.batch->rows.part);
   out_.resize(rows.in_slot.features());
   for (size_t i = 0; i < out_.size(); ++i) out_[i] = rows.Place(index, i);
 }

@@ -91,6 +91,7 @@ Status Replay(const DatasetSpec& spec, const FunctionOptions& functions,
     for (uint32_t rank = 0; rank < options.world_size; ++rank) {
       const Plan::RankBatch share =
           plan.RankBatchOf(step, all_to_all ? 0 : rank);
+      maker.SetPart(share.part);
       row.SetShape(dataset->element_spec(share.part));
       partner_row.SetShape(dataset->element_spec(share.part));
       rows.resize(share.rows);

@@ -1,6 +1,7 @@
 #include "broker/workers/row_maker.h"
 
 #include <algorithm>
+#include <cstring>
 #include <string_view>
 
 #include "common/quantity.h"
@@ -65,9 +66,9 @@ Status RowMaker::Make(const Plan::Row& row, const ReadBytes& read,
                                      *scratch_[0], out);
   }
   MadeBy by = MadeBy::kSource;
-  const Status status = MakeMarked(row, read, from_cache, out, &by);
+  const Status status = MakeMarked(row, read, from_cache, Wide(out), &by);
   if (by == MadeBy::kHead) PutInCache(row.record);
-  if (by != MadeBy::kNothing) return status;
+  if (by != MadeBy::kNothing) return status.ok() ? Narrow(out) : status;
   request_.more.clear();
   dataset_.source->Locate(row.record, &request_);
   cache_->NoteDamage(row.record, status,
@@ -112,6 +113,42 @@ Status RowMaker::MakeMarked(const Plan::Row& row, const ReadBytes& read,
   PENSTOCK_RETURN_IF_ERROR(program.RunHead(raw_, scratch, out, &head_));
   *by = MadeBy::kHead;
   return program.RunRest(head_, key, scratch, out);
+}
+
+void RowMaker::SetForm(const ElementSpec& form) {
+  if (form_ == &form) return;
+  form_ = &form;
+  narrow_.clear();
+  const ElementSpec& row = dataset_.element_spec();
+  for (size_t i = 0; i < row.size(); ++i) {
+    if (form[i] == row[i]) continue;
+    narrow_.push_back(
+        {i, *LengthOf(row, row[i]), std::vector<std::byte>(row[i].RowBytes())});
+  }
+}
+
+RowMaker::Places RowMaker::Wide(Places out) {
+  if (narrow_.empty()) return out;
+  wide_out_.assign(out.begin(), out.end());
+  for (NarrowList& each : narrow_) wide_out_[each.feature] = each.wide.data();
+  return wide_out_;
+}
+
+Status RowMaker::Narrow(Places out) const {
+  for (const NarrowList& each : narrow_) {
+    const Feature& feature = (*form_)[each.feature];
+    int64_t length = 0;
+    std::memcpy(&length, out[each.length], sizeof(length));
+    if (length < 0 || length > feature.shape[0]) {
+      return DataLossError(
+          "feature '{}' has a length of {} here and column '{}' at most {} in "
+          "its bucket: `map` may make no list longer that batch.buckets goes "
+          "by; give the longer one another name",
+          feature.name, length, (*form_)[each.length].name, feature.shape[0]);
+    }
+    std::memcpy(out[each.feature], each.wide.data(), feature.RowBytes());
+  }
+  return OkStatus();
 }
 
 Status RowMaker::MakeByProcess(const Plan::Row& row) {

@@ -49,6 +49,11 @@ class RowMaker {
   RowMaker(const Dataset& dataset, const DatasetSpec& spec,
            const Cancelled& cancelled, const Watch& watch);
 
+  // Of the batch whose rows are made from here on: a part or bucket. Lists have
+  // the room that its rows have.
+  void SetPart(std::optional<uint32_t> part) {
+    if (!dataset_.bucket_specs.empty()) SetForm(dataset_.element_spec(part));
+  }
   // These rows will be made next, in this order.
   void Expect(std::span<const Plan::Row> rows);
   // Makes a row of what was read for it, which is nothing if its source needs
@@ -100,6 +105,11 @@ class RowMaker {
   };
   Status MakeMarked(const Plan::Row& row, const ReadBytes& read,
                     bool from_cache, Places out, MadeBy* by);
+  void SetForm(const ElementSpec& form);
+  // Where programs write a row, whose lists may have more room than `out`; and
+  // what of it is a row of the batch. DataLoss: a list is longer.
+  Places Wide(Places out);
+  Status Narrow(Places out) const;
   Status MakeByProcess(const Plan::Row& row);
   SampleQuarantine::Mark MarkOf(uint64_t record) const;
   void PutInCache(uint64_t record);
@@ -122,6 +132,15 @@ class RowMaker {
   std::unique_ptr<Source::Maker> process_;  // makes records; nullptr: unpacked
   std::function<void(size_t)> on_process_end_ = [](size_t) {};
   std::vector<Source::Wanted> wanted_;
+  // A list with less room in the batch than programs give it.
+  struct NarrowList {
+    size_t feature = 0;
+    size_t length = 0;  // the feature that says it
+    std::vector<std::byte> wide;
+  };
+  const ElementSpec* form_ = nullptr;
+  std::vector<NarrowList> narrow_;
+  std::vector<std::byte*> wide_out_;
   RawRecord raw_;
   RawRecord head_;  // what the head of `map` has made
   std::vector<std::byte> unpack_scratch_;

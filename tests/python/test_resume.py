@@ -82,6 +82,11 @@ def mix_of_mixes():
     return Dataset.mix([Dataset.range(90), inner], [1, 2], when_out="repeat")
 
 
+def lists(folder):
+    return Dataset.json_lines(
+        folder / "lists.jsonl", {"tokens": {"dtype": "int32", "max_length": 9}})
+
+
 def with_a_short_last_batch(last):
     two = [Dataset.range(40), Dataset.range(100, 148)]
     return Dataset.concat(two).shuffle(seed=3).batch(BATCH, last=last)
@@ -93,8 +98,7 @@ PIPELINES = {
     "filter-by-file": lambda folder: records(folder).filter("file", matches="*[bdef]"),
     "filter-by-function": lambda folder: labelled(folder).filter(
         lambda row: row["value"] % 3 != 0),
-    "lists": lambda folder: Dataset.json_lines(
-        folder / "lists.jsonl", {"tokens": {"dtype": "int32", "max_length": 9}}),
+    "lists": lambda folder: lists(folder),
     "take": lambda folder: Dataset.range(100).take(61),
     "skip": lambda folder: Dataset.range(100).skip(41),
     "shard": lambda folder: Dataset.range(200).shard(3, 1),
@@ -151,6 +155,14 @@ ORDERED = {
     "batches-of-a-part": lambda folder: Dataset.mix(
         [Dataset.range(40).batch(4), Dataset.range(100, 150).batch(7)], [2, 1],
         when_out="drop").shuffle(seed=3),
+    "buckets-in-order": lambda folder: lists(folder).batch(
+        BATCH, bucket_by="tokens.length", buckets=[2, 5]),
+    "buckets": lambda folder: lists(folder).shuffle(seed=3).batch(
+        BATCH, bucket_by="tokens.length", buckets=3),
+    "buckets-drop": lambda folder: lists(folder).skip(3).shuffle(seed=3).batch(
+        BATCH, bucket_by="tokens.length", buckets=4, last="drop"),
+    "tokens": lambda folder: lists(folder).shuffle(seed=3).batch(
+        tokens=40, bucket_by="tokens.length", buckets=4),
     "last-partial": lambda folder: with_a_short_last_batch("partial"),
     "last-drop": lambda folder: with_a_short_last_batch("drop"),
     "last-pad": lambda folder: with_a_short_last_batch("pad"),

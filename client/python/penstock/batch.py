@@ -168,7 +168,7 @@ class Batch(Mapping[str, np.ndarray]):
         length = self._features.length_of(name)
         if length is None:
             raise KeyError(f"{name!r} is no list: the batch has no {name}.length")
-        lengths, room = self[length], self._features[name].shape[0]
+        lengths, room = self[length], self[name].shape[1]
         if lengths.min(initial=0) < 0 or lengths.max(initial=0) > room:
             raise errors.DataLoss(
                 f"{length!r} has {lengths.min()} to {lengths.max()}, and {name!r} has "

@@ -1,0 +1,287 @@
+#include "broker/plan/buckets.h"
+
+#include <algorithm>
+#include <cmath>
+#include <optional>
+#include <utility>
+
+#include "broker/plan/orders.h"
+#include "broker/plan/steps.h"
+#include "common/exact_max.h"
+#include "common/quantity.h"
+
+namespace penstock {
+namespace {
+
+// The beginning of every so many steps is kept, those between are added up.
+constexpr uint64_t kStepsKept = 16;
+constexpr uint32_t kBuckets = 8;  // without a count
+
+StatusOr<uint64_t> LengthAt(const Column& column, uint64_t record) {
+  const std::optional<double> value = NumberOf(column.value(record));
+  if (!value) {
+    return InvalidArgumentError("column '{}' is text; buckets go by numbers",
+                                column.name);
+  }
+  if (!(*value >= 0 && *value <= static_cast<double>(kExactMax))) {
+    return InvalidArgumentError(
+        "column '{}' is {} in record {}: buckets go by lengths from 0 to 2^53",
+        column.name, *value, record);
+  }
+  return static_cast<uint64_t>(std::ceil(*value));
+}
+
+// Ends of buckets of equally many rows; equal lengths are in one.
+std::vector<uint64_t> Quantiles(std::vector<uint64_t> lengths, uint64_t count) {
+  std::sort(lengths.begin(), lengths.end());
+  std::vector<uint64_t> ends;
+  for (uint64_t i = 1; i <= count; ++i) {
+    const uint64_t rows = std::max<uint64_t>(
+        1, lengths.size() / count * i + lengths.size() % count * i / count);
+    const uint64_t end = lengths[rows - 1];
+    if (ends.empty() || ends.back() < end) ends.push_back(end);
+  }
+  return ends;
+}
+
+// What a thread keeps of the step that it was last in.
+struct LastStep final : Shuffles::Kept {
+  uint64_t begin = 0;
+  uint64_t end = 0;  // 0: none yet
+  size_t bucket = 0;
+  uint64_t first = 0;  // of the bucket
+};
+
+class Bucketed final : public Derived, private Steps {
+ public:
+  Bucketed(std::unique_ptr<Order> of, std::shared_ptr<const Buckets> buckets,
+           std::vector<uint64_t> sizes, std::vector<uint64_t> used,
+           std::vector<uint64_t> step_ends, uint64_t rows,
+           const ShuffleSpec* shuffle)
+      : Derived(std::move(of), rows),
+        Steps(rows, step_ends.back(),
+              *std::max_element(sizes.begin(), sizes.end())),
+        buckets_(std::move(buckets)),
+        sizes_(std::move(sizes)),
+        used_(std::move(used)),
+        step_ends_(std::move(step_ends)) {
+    if (shuffle != nullptr) {
+      shuffled_.emplace(
+          count(), shuffle->SeedOf(static_cast<uint32_t>(buckets_->size()) + 1),
+          0);
+    }
+    begins_.reserve(count() / kStepsKept + 1);
+    uint64_t row = 0;
+    for (uint64_t step = 0; step < count(); ++step) {
+      if (step % kStepsKept == 0) begins_.push_back(row);
+      row += BatchAt(step).rows;
+    }
+  }
+
+  const Steps* steps() const override { return this; }
+  uint32_t shuffled_parts() const override {
+    return static_cast<uint32_t>(buckets_->size()) + 1;
+  }
+  uint64_t memory_bytes() const override {
+    return Derived::memory_bytes() + begins_.capacity() * sizeof(uint64_t);
+  }
+
+  Row At(uint64_t index, uint64_t pass, Shuffling shuffling) const override {
+    LastStep alone;
+    LastStep* last = &alone;
+    if (shuffling.last != nullptr) {
+      auto& kept = shuffling.last->KeptOf(
+          shuffling.first_part + static_cast<uint32_t>(buckets_->size()));
+      if (kept == nullptr) kept = std::make_unique<LastStep>();
+      last = static_cast<LastStep*>(kept.get());
+    }
+    if (index < last->begin || index >= last->end) Enter(index, last);
+    uint64_t row = last->first + index - last->begin;
+    if (shuffling.spec != nullptr) {
+      row = shuffling.last->Of(
+          shuffling.first_part + static_cast<uint32_t>(last->bucket),
+          *shuffling.spec, buckets_->Rows(last->bucket), pass)(row);
+    }
+    return of_->At(buckets_->RowOf(last->bucket, row), pass, {});
+  }
+
+ private:
+  struct Batch {
+    size_t bucket = 0;
+    uint64_t first = 0;  // of the bucket's rows
+    uint64_t rows = 0;
+  };
+
+  // ---- in steps of its own
+
+  uint64_t Begin(uint64_t step) const override {
+    if (step >= count()) return Steps::rows();
+    uint64_t row = begins_[step / kStepsKept];
+    for (uint64_t i = step / kStepsKept * kStepsKept; i < step; ++i) {
+      row += BatchAt(i).rows;
+    }
+    return row;
+  }
+  uint64_t StepAt(uint64_t row) const override {
+    if (row >= Steps::rows()) return count();
+    const auto after = std::upper_bound(begins_.begin(), begins_.end(), row);
+    const auto kept = static_cast<uint64_t>(after - begins_.begin()) - 1;
+    uint64_t step = kept * kStepsKept;
+    for (uint64_t begin = begins_[kept]; begin < row; ++step) {
+      begin += BatchAt(step).rows;
+    }
+    return step;
+  }
+  const char* fixed_by() const override { return "batch.buckets"; }
+  uint64_t Following(uint64_t row, uint64_t i, uint64_t) const override {
+    LastStep step;
+    Enter(row, &step);
+    return step.begin + (row - step.begin + i) % (step.end - step.begin);
+  }
+  std::optional<uint32_t> PartOf(uint64_t step) const override {
+    return static_cast<uint32_t>(BatchAt(step).bucket);
+  }
+  uint64_t RowsOfPart(uint32_t part) const override { return sizes_[part]; }
+  uint64_t ShapeRows(uint64_t step) const override {
+    return sizes_[BatchAt(step).bucket];
+  }
+
+  Batch BatchAt(uint64_t step) const {
+    const uint64_t batch = shuffled_ ? (*shuffled_)(step) : step;
+    const auto bucket = static_cast<size_t>(
+        std::upper_bound(step_ends_.begin(), step_ends_.end(), batch) -
+        step_ends_.begin());
+    const uint64_t before = bucket == 0 ? 0 : step_ends_[bucket - 1];
+    const uint64_t first = (batch - before) * sizes_[bucket];
+    return {bucket, first, std::min(sizes_[bucket], used_[bucket] - first)};
+  }
+  void Enter(uint64_t index, LastStep* step) const {
+    const uint64_t number = StepAt(index + 1) - 1;
+    const Batch batch = BatchAt(number);
+    step->begin = Begin(number);
+    step->end = step->begin + batch.rows;
+    step->bucket = batch.bucket;
+    step->first = batch.first;
+  }
+
+  const std::shared_ptr<const Buckets> buckets_;
+  // By bucket: rows of a batch, rows that a pass has, steps up to its last.
+  const std::vector<uint64_t> sizes_;
+  const std::vector<uint64_t> used_;
+  const std::vector<uint64_t> step_ends_;
+  std::optional<Permutation> shuffled_;  // the batch of a step
+  std::vector<uint64_t> begins_;
+};
+
+}  // namespace
+
+StatusOr<std::shared_ptr<const Buckets>> Buckets::Make(
+    const BucketsSpec& spec, const Order& order, const SelectContext& context) {
+  PENSTOCK_RETURN_IF_ERROR(CheckSameEachPass(order, "batch.buckets"));
+  PENSTOCK_ASSIGN_OR_RETURN(const Column column, FindColumn(spec.by, context));
+  PENSTOCK_RETURN_IF_ERROR(
+      context.budget.reserve(order.size() * 3 * sizeof(uint64_t)));
+  std::vector<uint64_t> lengths(order.size());
+  PENSTOCK_RETURN_IF_ERROR(
+      ForEachRow(order.size(), context.budget, [&](uint64_t row) -> Status {
+        PENSTOCK_ASSIGN_OR_RETURN(lengths[row],
+                                  LengthAt(column, RecordAt(order, row)));
+        return OkStatus();
+      }));
+  const bool quantiles = spec.boundaries.empty();
+  std::vector<uint64_t> bounds =
+      quantiles ? Quantiles(lengths, spec.count.value_or(kBuckets))
+                : spec.boundaries;
+  if (!quantiles) bounds.push_back(UINT64_MAX);
+  const auto bucket_of = [&](uint64_t length) {
+    return static_cast<size_t>(
+        std::lower_bound(bounds.begin(), bounds.end(), length) -
+        bounds.begin());
+  };
+  auto made = std::make_shared<Buckets>();
+  // Ends, then where the next row of each goes.
+  std::vector<uint64_t> next(bounds.size() + 1, 0);
+  std::vector<uint64_t> longest(bounds.size(), 0);
+  for (const uint64_t length : lengths) {
+    const size_t bucket = bucket_of(length);
+    ++next[bucket + 1];
+    longest[bucket] = std::max(longest[bucket], length);
+  }
+  for (size_t i = 0; i < bounds.size(); ++i) {
+    const bool empty = next[i + 1] == 0;
+    next[i + 1] += next[i];
+    if (empty) continue;
+    made->ends_.push_back(next[i + 1]);
+    made->longest_.push_back(longest[i]);
+    const bool given = !quantiles && i < spec.boundaries.size();
+    made->boundaries_.push_back(given ? bounds[i] : 0);
+  }
+  made->rows_.resize(order.size());
+  for (uint64_t row = 0; row < lengths.size(); ++row) {
+    made->rows_[next[bucket_of(lengths[row])]++] = row;
+  }
+  return std::shared_ptr<const Buckets>(std::move(made));
+}
+
+StatusOr<std::vector<uint64_t>> Buckets::LongestOf(
+    const Column& column, const Order& order, const OrderBudget& budget) const {
+  std::vector<uint64_t> longest(size(), 0);
+  size_t bucket = 0;
+  PENSTOCK_RETURN_IF_ERROR(
+      ForEachRow(rows_.size(), budget, [&](uint64_t i) -> Status {
+        while (i >= ends_[bucket]) ++bucket;
+        PENSTOCK_ASSIGN_OR_RETURN(const uint64_t length,
+                                  LengthAt(column, RecordAt(order, rows_[i])));
+        longest[bucket] = std::max(longest[bucket], length);
+        return OkStatus();
+      }));
+  return longest;
+}
+
+StatusOr<std::unique_ptr<Order>> InBuckets(
+    std::unique_ptr<Order> of, std::shared_ptr<const Buckets> buckets,
+    const BatchSpec& batch, uint64_t ranks, const ShuffleSpec* shuffle,
+    const OrderBudget& budget) {
+  std::vector<uint64_t> sizes;
+  std::vector<uint64_t> used;
+  std::vector<uint64_t> step_ends;
+  uint64_t rows = 0;
+  uint64_t steps = 0;
+  for (size_t i = 0; i < buckets->size(); ++i) {
+    const uint64_t longest = std::max<uint64_t>(
+        1, std::max(buckets->longest(i), buckets->boundary(i)));
+    uint64_t size = batch.size;
+    if (batch.tokens) {
+      size /= longest;
+      if (size == 0) {
+        return InvalidArgumentError(
+            "batch.tokens: {}, and rows have up to {}: allow so many, or leave "
+            "longer rows out (`select: filter`)",
+            batch.size, longest);
+      }
+    }
+    size *= ranks;
+    const bool drop = batch.last == LastBatch::kDrop;
+    if (!drop) size = std::min(size, buckets->Rows(i));
+    sizes.push_back(size);
+    const uint64_t rest = buckets->Rows(i) % size;
+    used.push_back(buckets->Rows(i) - (drop ? rest : 0));
+    rows += used.back();
+    steps += (used.back() + size - 1) / size;
+    step_ends.push_back(steps);
+  }
+  if (steps == 0) {
+    return InvalidArgumentError(
+        "batch.buckets: no bucket of {} fills a batch, and batch.last is drop: "
+        "use fewer buckets, a smaller batch or last: partial",
+        buckets->size());
+  }
+  PENSTOCK_RETURN_IF_ERROR(budget.CheckWanted());
+  PENSTOCK_RETURN_IF_ERROR(
+      budget.reserve((steps / kStepsKept + 1) * sizeof(uint64_t)));
+  return std::unique_ptr<Order>(std::make_unique<Bucketed>(
+      std::move(of), std::move(buckets), std::move(sizes), std::move(used),
+      std::move(step_ends), rows, shuffle));
+}
+
+}  // namespace penstock
