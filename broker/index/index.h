@@ -121,6 +121,9 @@ class Index {
 
   uint64_t records() const { return records_.count(); }
   const DataFiles& files() const { return files_; }
+  uint64_t RecordsOf(size_t file) const {
+    return of_file_[file].offsets.size() / places_;
+  }
   // Records that the scans left out.
   uint64_t left_out() const;
   // Files with FileRecords::odd_end, and the first of them.

@@ -234,6 +234,21 @@ struct WebdatasetSource {
   OpenedSource Open(OpenProgress* progress) const;
 };
 
+// ---- mds.cc
+
+// Samples of a folder of MDS shards and the index.json that lists them
+// (MosaicML Streaming).
+struct MdsSource {
+  std::string path;         // absolute after parsing
+  RecordFeatures features;  // empty: every column
+  bool verify = false;      // the shards' hashes, when the dataset is opened
+  Io io = Io::kAuto;
+  bool operator==(const MdsSource&) const = default;
+
+  static const Declaration<MdsSource>& Declared();
+  OpenedSource Open(OpenProgress* progress) const;
+};
+
 // ---- python_dataset.cc
 
 // A map-style dataset of Python (`__len__`, `__getitem__`): each worker has a
@@ -381,6 +396,7 @@ using SourceSpec = std::variant<  //
     NpzSource,                    //
     TfrecordSource,               //
     WebdatasetSource,             //
+    MdsSource,                    //
     PythonDatasetSource,          //
     RangeSource,                  //
     TensorsSource,                //

@@ -35,7 +35,7 @@ Status ReadDefault(const YamlValue& value, RecordFeature* feature) {
 }
 
 Status ReadFeature(const YamlValue& value, const std::string& key_word,
-                   const std::vector<std::string_view>& more,
+                   const std::vector<std::string_view>& more, bool source_knows,
                    RecordFeature* feature) {
   static const ValueType<DType> dtype = AnyDType();
   static const ValueType<std::vector<int64_t>> shape = Shape();
@@ -43,6 +43,8 @@ Status ReadFeature(const YamlValue& value, const std::string& key_word,
       WholeNumber<uint64_t>(1, kRecordBytesMax);
   static const ValueType<uint64_t> max_length =
       WholeNumber<uint64_t>(1, kRecordBytesMax);
+  static const ValueType<uint64_t> item =
+      WholeNumber<uint64_t>(0, kRecordBytesMax);
   static const ValueType<Longer> longer = LongerType();
   std::vector<std::string_view> known = {key_word, "encoded",    "dtype",
                                          "shape",  "max_length", "max_bytes",
@@ -52,13 +54,22 @@ Status ReadFeature(const YamlValue& value, const std::string& key_word,
       known, "a mapping with encoded: true, or dtype and shape, or max_bytes"));
   const YamlValue key = value.Optional(key_word);
   if (key.present()) PENSTOCK_RETURN_IF_ERROR(key.String(&feature->key));
-  PENSTOCK_ASSIGN_OR_RETURN(const std::string_view given,
-                            value.OneOf({"encoded", "dtype", "max_bytes"}));
+  const std::vector<std::string_view> kinds = {"encoded", "dtype", "max_bytes"};
+  feature->by_source =
+      source_knows &&
+      std::none_of(kinds.begin(), kinds.end(), [&value](std::string_view kind) {
+        return value.Optional(kind).present();
+      });
+  std::string_view given;
+  if (!feature->by_source) {
+    PENSTOCK_ASSIGN_OR_RETURN(given, value.OneOf(kinds));
+  }
   const YamlValue shape_value = value.Optional("shape");
   const YamlValue length_value = value.Optional("max_length");
   const YamlValue longer_value = value.Optional("longer");
   if (longer_value.present()) {
-    if (given == "encoded" || (given == "dtype" && !length_value.present())) {
+    if (feature->by_source || given == "encoded" ||
+        (given == "dtype" && !length_value.present())) {
       return longer_value.Error("is for text and lists (max_length)");
     }
     Longer which = Longer::kFail;
@@ -66,6 +77,13 @@ Status ReadFeature(const YamlValue& value, const std::string& key_word,
     feature->cuts = which == Longer::kCut;
   }
   const YamlValue default_value = value.Optional("default");
+  const YamlValue item_value = value.Optional("item");
+  if (item_value.present()) {
+    if (!feature->by_source && given != "encoded") {
+      return item_value.Error("is for a picture");
+    }
+    PENSTOCK_RETURN_IF_ERROR(item.Read(item_value, &feature->item.emplace()));
+  }
   const YamlValue pointer = value.Optional("pointer");
   if (pointer.present()) {
     if (given == "encoded") return pointer.Error("is not for a picture");
@@ -114,6 +132,7 @@ Status ReadFeature(const YamlValue& value, const std::string& key_word,
     if (other.present()) return other.Error("is only for a dtype");
   }
   feature->feature.dtype = DType::kUint8;
+  if (feature->by_source) return OkStatus();
   if (given == "encoded") {
     feature->kind = RecordFeature::Kind::kEncoded;
     const YamlValue encoded = value.Required("encoded");
@@ -138,6 +157,8 @@ Json FeatureToJson(const RecordFeature& feature, const std::string& key_word) {
   Json json = Json::object();
   if (!feature.key.empty()) json[key_word] = feature.key;
   if (feature.pointer) json["pointer"] = *feature.pointer;
+  if (feature.item) json["item"] = *feature.item;
+  if (feature.by_source) return json;
   switch (feature.kind) {
     case RecordFeature::Kind::kEncoded:
       json["encoded"] = true;
@@ -167,39 +188,40 @@ Json FeatureToJson(const RecordFeature& feature, const std::string& key_word) {
 
 }  // namespace
 
-ValueType<RecordFeatures> RecordFeaturesType(
-    std::string key_word, std::vector<std::string_view> more) {
-  return {
-      Features().wanted,
-      [key_word, more](const YamlValue& value, std::string_view,
-                       RecordFeatures* out) {
-        PENSTOCK_RETURN_IF_ERROR(CheckFeatureNames(value));
-        for (size_t i = 0; i < value.size(); ++i) {
-          RecordFeature& feature = out->emplace_back();
-          feature.feature.name = value.Key(i);
-          PENSTOCK_RETURN_IF_ERROR(ReadFeature(
-              value.Required(feature.feature.name), key_word, more, &feature));
-        }
-        for (const RecordFeature& each : *out) {
-          if (each.has_length() &&
-              std::any_of(out->begin(), out->end(),
-                          [&each](const RecordFeature& other) {
-                            return other.feature.name == LengthName(each);
-                          })) {
-            return value.Error(Format(
-                "'{}' is the length of '{}': call that feature otherwise",
-                LengthName(each), each.feature.name));
-          }
-        }
-        return OkStatus();
-      },
-      [key_word](const RecordFeatures& features, Json* out) {
-        if (features.empty()) return;
-        *out = Json::object();
-        for (const RecordFeature& each : features) {
-          (*out)[each.feature.name] = FeatureToJson(each, key_word);
-        }
-      }};
+ValueType<RecordFeatures> RecordFeaturesType(std::string key_word,
+                                             std::vector<std::string_view> more,
+                                             bool source_knows) {
+  return {Features().wanted,
+          [key_word, more, source_knows](
+              const YamlValue& value, std::string_view, RecordFeatures* out) {
+            PENSTOCK_RETURN_IF_ERROR(CheckFeatureNames(value));
+            for (size_t i = 0; i < value.size(); ++i) {
+              RecordFeature& feature = out->emplace_back();
+              feature.feature.name = value.Key(i);
+              PENSTOCK_RETURN_IF_ERROR(
+                  ReadFeature(value.Required(feature.feature.name), key_word,
+                              more, source_knows, &feature));
+            }
+            for (const RecordFeature& each : *out) {
+              if (each.has_length() &&
+                  std::any_of(out->begin(), out->end(),
+                              [&each](const RecordFeature& other) {
+                                return other.feature.name == LengthName(each);
+                              })) {
+                return value.Error(Format(
+                    "'{}' is the length of '{}': call that feature otherwise",
+                    LengthName(each), each.feature.name));
+              }
+            }
+            return OkStatus();
+          },
+          [key_word](const RecordFeatures& features, Json* out) {
+            if (features.empty()) return;
+            *out = Json::object();
+            for (const RecordFeature& each : features) {
+              (*out)[each.feature.name] = FeatureToJson(each, key_word);
+            }
+          }};
 }
 
 RawSpec RawSpecOf(const RecordFeatures& features) {

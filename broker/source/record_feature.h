@@ -28,9 +28,13 @@ struct RecordFeature {
   Kind kind = Kind::kValues;
   // Where a JSON document has it (RFC 6901); nullopt: it is the whole part.
   std::optional<std::string> pointer;
+  // Which of the pictures that the part has, from 0; nullopt: it is one.
+  std::optional<uint64_t> item;
   // Stands for each value where the record has none; of a list: it is empty.
   std::optional<std::variant<int64_t, double>> otherwise;
   bool cuts = false;  // a longer text or list loses its end
+  // The source knows the rest: of the feature only the name is set.
+  bool by_source = false;
   bool operator==(const RecordFeature&) const = default;
 
   const std::string& key_or_name() const {
@@ -50,10 +54,11 @@ using RecordFeatures = std::vector<RecordFeature>;
 
 // {NAME: {encoded: true} or {dtype, shape, default} or {dtype, max_length,
 // shape, longer} or {max_bytes, longer}, ...}, each with key_word, the word for
-// the name in the record; more: "default", "pointer", where the source takes
-// them.
-ValueType<RecordFeatures> RecordFeaturesType(
-    std::string key_word, std::vector<std::string_view> more);
+// the name in the record; more: "default", "pointer", "item", where the source
+// takes them. source_knows: {NAME: {}} too, of what the source knows.
+ValueType<RecordFeatures> RecordFeaturesType(std::string key_word,
+                                             std::vector<std::string_view> more,
+                                             bool source_knows = false);
 
 // What features become in a row: text is followed by NAME_bytes, a list by
 // NAME.length, int64.

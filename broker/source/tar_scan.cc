@@ -107,7 +107,7 @@ Status WrongChecksumError(const std::string& path, uint64_t offset) {
 }
 
 // What pax records say of the next member.
-struct Extension {
+struct PaxValues {
   std::optional<std::string> name;
   std::optional<uint64_t> bytes;
   bool sparse = false;
@@ -115,7 +115,7 @@ struct Extension {
 
 // "LENGTH KEY=VALUE\n", one after the other (POSIX.1-2001 pax). False:
 // malformed.
-bool ReadPax(std::string_view records, Extension* extension) {
+bool ReadPax(std::string_view records, PaxValues* extension) {
   while (!records.empty()) {
     uint64_t length = 0;
     const auto [end, error] = std::from_chars(
@@ -169,7 +169,7 @@ StatusOr<std::optional<uint64_t>> FindAnother(ScannedFile* file, uint64_t at) {
 StatusOr<std::optional<uint64_t>> ForEachTarMember(
     ScannedFile* file,
     const std::function<Status(const TarMember& member)>& visit) {
-  Extension extension;
+  PaxValues extension;
   std::string name;
   const uint64_t end = file->bytes();
   for (uint64_t at = 0; at < end;) {

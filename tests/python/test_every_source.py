@@ -144,6 +144,20 @@ def webdataset(folder, damaged):
     return penstock.Dataset.webdataset(folder / "*.tar", {"cls": N["n"]})
 
 
+def mds(folder, damaged):
+    texts = [struct.pack("<I", 99 if damaged and n == BAD else n) + b"x" * n
+             for n in range(RECORDS)]
+    ends = np.cumsum([4 * (RECORDS + 2), *map(len, texts)]).astype("<u4")
+    shard = struct.pack("<I", RECORDS) + ends.tobytes() + b"".join(texts)
+    (folder / "a.mds").write_bytes(shard)
+    (folder / "index.json").write_text(json.dumps({"version": 2, "shards": [{
+        "version": 2, "format": "mds", "samples": RECORDS, "column_names": ["t"],
+        "column_encodings": ["str"], "column_sizes": [None], "compression": None,
+        "hashes": [], "size_limit": 1 << 26, "zip_data": None,
+        "raw_data": {"basename": "a.mds", "bytes": len(shard), "hashes": {}}}]}))
+    return penstock.Dataset.mds(folder, {"t": {"max_bytes": RECORDS}})
+
+
 def python(folder, damaged):
     return penstock.Dataset.python("squares:Squares",
                                    args={"bad": BAD} if damaged else {})
@@ -162,7 +176,7 @@ def synthetic(folder, damaged):
 
 
 SOURCES = [image_folder, idx, fixed_length_records, text_lines, json_lines, csv, tokens,
-           npy, npz, tfrecord, webdataset, python, range_, tensors, synthetic]
+           npy, npz, tfrecord, webdataset, mds, python, range_, tensors, synthetic]
 # What a record is told by, behind its file.
 DAMAGE = {
     image_folder: r"05\.jpg: .*",
@@ -174,6 +188,7 @@ DAMAGE = {
     npy: r"a\.npy, row 5 \(offset 148\): feature 'a': byte 0 of its row is 7",
     tfrecord: r"a\.tfrecord, record 5 at offset \d+: the checksum of its data is wrong",
     webdataset: r"a\.tar, sample 5 at offset \d+: member cls: wanted a number",
+    mds: r"a\.mds, sample 5 at offset \d+: column 't' \(str\): 99 bytes by its size; 5 are",
     python: r"squares:Squares\[5\]: .*ValueError: no such square",
 }
 

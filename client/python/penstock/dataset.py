@@ -248,6 +248,20 @@ class Dataset:
             extension=extension, on_missing=on_missing, io=io), name)
 
     @classmethod
+    def mds(cls, path: Path, features: Optional[Mapping[str, Any]] = None, *,
+            verify: Optional[bool] = None, io: Optional[str] = None,
+            name: Optional[str] = None) -> "Dataset":
+        """A folder that MosaicML Streaming's ``MDSWriter`` wrote, not compressed or
+        unpacked. ``features``: {name: {}} of a column whose size index.json tells, else
+        as in ``tfrecord``, with "column" for "key"; "item": which picture of several.
+        Without them every column, or an error proposes them. ``verify``: compares
+        the shards' xxHash when the dataset is opened."""
+        return cls._of("mds", given(
+            path=absolute(path),
+            features=None if features is None else features_of(features),
+            verify=verify, io=io), name)
+
+    @classmethod
     def python(cls, dataset: Optional[str] = None, *,
                args: Optional[Mapping[str, Any]] = None,
                object: Optional[Path] = None,
