@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 #include <optional>
 #include <utility>
 
@@ -16,6 +17,7 @@ namespace {
 // The beginning of every so many steps is kept, those between are added up.
 constexpr uint64_t kStepsKept = 16;
 constexpr uint32_t kBuckets = 8;  // without a count
+constexpr uint64_t kLengthsTried = 1024;
 
 StatusOr<uint64_t> LengthAt(const Column& column, uint64_t record) {
   const std::optional<double> value = NumberOf(column.value(record));
@@ -31,16 +33,60 @@ StatusOr<uint64_t> LengthAt(const Column& column, uint64_t record) {
   return static_cast<uint64_t>(std::ceil(*value));
 }
 
-// Ends of buckets of equally many rows; equal lengths are in one.
-std::vector<uint64_t> Quantiles(std::vector<uint64_t> lengths, uint64_t count) {
+// The longest lengths of at most `count` buckets that make the fewest tokens of
+// all rows, each as wide as its bucket. Each has at least a quarter of the rows
+// that it had if all had equally many: a few long rows would fill no batch.
+// Dynamic programming over at most kLengthsTried lengths.
+std::vector<uint64_t> WithLeastPadding(std::vector<uint64_t> lengths,
+                                       uint64_t count) {
   std::sort(lengths.begin(), lengths.end());
-  std::vector<uint64_t> ends;
-  for (uint64_t i = 1; i <= count; ++i) {
-    const uint64_t rows = std::max<uint64_t>(
-        1, lengths.size() / count * i + lengths.size() % count * i / count);
-    const uint64_t end = lengths[rows - 1];
-    if (ends.empty() || ends.back() < end) ends.push_back(end);
+  // Rows up to each length.
+  std::vector<std::pair<uint64_t, uint64_t>> tried = {{0, 0}};
+  const uint64_t stride = lengths.size() / kLengthsTried + 1;
+  for (uint64_t row = 0; row < lengths.size();) {
+    const uint64_t length =
+        lengths[std::min<uint64_t>(row + stride, lengths.size()) - 1];
+    row = static_cast<uint64_t>(
+        std::upper_bound(lengths.begin() + static_cast<ptrdiff_t>(row),
+                         lengths.end(), length) -
+        lengths.begin());
+    tried.push_back({length, row});
   }
+  const uint64_t least = lengths.size() / count / 4;
+  constexpr double kNone = std::numeric_limits<double>::infinity();
+  std::vector<double> tokens(tried.size(), kNone);
+  tokens[0] = 0;
+  // By number of buckets and length: the length before its last bucket.
+  std::vector<std::vector<size_t>> before;
+  double best = kNone;
+  size_t buckets = 0;
+  for (uint64_t i = 0; i < count; ++i) {
+    std::vector<double> next(tried.size(), kNone);
+    before.emplace_back(tried.size(), 0);
+    for (size_t end = 1; end < tried.size(); ++end) {
+      for (size_t begin = 0; begin < end; ++begin) {
+        const uint64_t rows = tried[end].second - tried[begin].second;
+        if (rows < least) break;
+        const double all =
+            tokens[begin] +
+            static_cast<double>(rows) * static_cast<double>(tried[end].first);
+        if (all >= next[end]) continue;
+        next[end] = all;
+        before.back()[end] = begin;
+      }
+    }
+    tokens = std::move(next);
+    if (tokens.back() < best) {
+      best = tokens.back();
+      buckets = before.size();
+    }
+  }
+  std::vector<uint64_t> ends;
+  for (size_t end = tried.size() - 1; buckets > 0; --buckets) {
+    ends.push_back(tried[end].first);
+    end = before[buckets - 1][end];
+  }
+  std::reverse(ends.begin(), ends.end());
   return ends;
 }
 
@@ -188,11 +234,11 @@ StatusOr<std::shared_ptr<const Buckets>> Buckets::Make(
                                   LengthAt(column, RecordAt(order, row)));
         return OkStatus();
       }));
-  const bool quantiles = spec.boundaries.empty();
+  const bool chosen = spec.boundaries.empty();
   std::vector<uint64_t> bounds =
-      quantiles ? Quantiles(lengths, spec.count.value_or(kBuckets))
-                : spec.boundaries;
-  if (!quantiles) bounds.push_back(UINT64_MAX);
+      chosen ? WithLeastPadding(lengths, spec.count.value_or(kBuckets))
+             : spec.boundaries;
+  if (!chosen) bounds.push_back(UINT64_MAX);
   const auto bucket_of = [&](uint64_t length) {
     return static_cast<size_t>(
         std::lower_bound(bounds.begin(), bounds.end(), length) -
@@ -213,7 +259,7 @@ StatusOr<std::shared_ptr<const Buckets>> Buckets::Make(
     if (empty) continue;
     made->ends_.push_back(next[i + 1]);
     made->longest_.push_back(longest[i]);
-    const bool given = !quantiles && i < spec.boundaries.size();
+    const bool given = !chosen && i < spec.boundaries.size();
     made->boundaries_.push_back(given ? bounds[i] : 0);
   }
   made->rows_.resize(order.size());

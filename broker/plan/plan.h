@@ -163,7 +163,7 @@ class Plan {
     bool last_of_data = false;  // of the last epoch; never with forever
     bool extra = false;         // owed
     bool redelivered = false;
-    // Of the source, or the bucket, that all rows are of.
+    // What all rows are of: a part of the source, or a bucket.
     std::optional<uint32_t> part;
   };
   // step is counted from the start and < total_steps(); rank < world_size().

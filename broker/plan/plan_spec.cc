@@ -155,9 +155,12 @@ const Declaration<BucketsSpec>& BucketsSpec::Declared() {
           .Example("{by: tokens.length}")
           .Required("by", &BucketsSpec::by, ColumnName(),
                     "the column (see filter), such as the length of a list")
-          .Optional("count", &BucketsSpec::count,
-                    Maybe(WholeNumber<uint32_t>(1, kBucketsMax)),
-                    "so many buckets of about equally many rows, by default 8")
+          .Optional(
+              "count", &BucketsSpec::count,
+              Maybe(WholeNumber<uint32_t>(1, kBucketsMax)),
+              "at most so many buckets, by default 8, whose widths make the "
+              "fewest tokens of all rows; none has less than a quarter "
+              "of an equal share of the rows")
           .Optional(
               "boundaries", &BucketsSpec::boundaries,
               List(WholeNumber<uint64_t>(1, kExactMax), 0, kBucketsMax - 1,

@@ -36,8 +36,8 @@ inline constexpr size_t kSourcePartsMax = 256;
 
 // batch.buckets
 struct BucketsSpec {
-  std::string by;                 // a column
-  std::optional<uint32_t> count;  // of about equally many rows
+  std::string by;  // a column
+  std::optional<uint32_t> count;
   std::vector<uint64_t> boundaries;
   bool operator==(const BucketsSpec&) const = default;
 

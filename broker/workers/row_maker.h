@@ -49,8 +49,8 @@ class RowMaker {
   RowMaker(const Dataset& dataset, const DatasetSpec& spec,
            const Cancelled& cancelled, const Watch& watch);
 
-  // Of the batch whose rows are made from here on: a part or bucket. Lists have
-  // the room that its rows have.
+  // The part or bucket of the batch whose rows are made from here on: lists
+  // have the room that it gives them.
   void SetPart(std::optional<uint32_t> part) {
     if (!dataset_.bucket_specs.empty()) SetForm(dataset_.element_spec(part));
   }

@@ -244,12 +244,37 @@ TEST(BucketsTest, EqualLengthsAreOneBucketAndEmptyRowsAreRows) {
   EXPECT_EQ(plan.steps_per_epoch(), 1u);
 }
 
-TEST(BucketsTest, QuantilesHaveAboutEquallyManyRows) {
-  const Lengths lengths = RandomLengths(10000, 9);
-  const auto buckets = *BucketsOf(lengths, {}, 10);
-  ASSERT_EQ(buckets->size(), 10u);
-  for (size_t i = 0; i < buckets->size(); ++i) {
-    EXPECT_NEAR(static_cast<double>(buckets->Rows(i)), 1000, 60);
+TEST(BucketsTest, WidthsMakeTheFewestTokens) {
+  // Against all choices of widths of a few lengths.
+  std::mt19937_64 random(4);
+  for (int turn = 0; turn < 50; ++turn) {
+    Lengths lengths(40);
+    for (int64_t& length : lengths) {
+      length = std::uniform_int_distribution<int64_t>(0, 9)(random) *
+               std::uniform_int_distribution<int64_t>(0, 9)(random);
+    }
+    const auto tokens = [&](const std::vector<uint64_t>& widths) {
+      const auto buckets = *BucketsOf(lengths, widths);
+      uint64_t all = 0;
+      for (size_t i = 0; i < buckets->size(); ++i) {
+        if (buckets->Rows(i) < lengths.size() / 3 / 4) return UINT64_MAX;
+        all += buckets->Rows(i) * buckets->longest(i);
+      }
+      return all;
+    };
+    uint64_t fewest = UINT64_MAX;
+    for (uint64_t first = 1; first <= 80; ++first) {
+      for (uint64_t second = first + 1; second <= 81; ++second) {
+        fewest = std::min(fewest, tokens({first, second}));
+      }
+    }
+    const auto chosen = *BucketsOf(lengths, {}, 3);
+    uint64_t all = 0;
+    for (size_t i = 0; i < chosen->size(); ++i) {
+      all += chosen->Rows(i) * chosen->longest(i);
+      EXPECT_GE(chosen->Rows(i), 3u);
+    }
+    EXPECT_EQ(all, fewest);
   }
 }
 
