@@ -451,7 +451,8 @@ TEST(DatasetSpecTest, TheHeadersExampleOfAnError) {
 TEST(DatasetSpecTest, UnknownKeysWithNothingNearListTheKnownOnes) {
   EXPECT_EQ(ErrorOf("dataset: d\nsource: {range: 9}\nbatch: {workers: 4}\n"),
             "3:9: batch: unknown key 'workers'; known here: size, per_rank, "
-            "by_part, last");
+            "tokens, tokens_per_rank, "
+            "by_part, buckets, last");
 }
 
 TEST(DatasetSpecTest, DuplicateKeysAreErrorsAtTheSecond) {
@@ -647,11 +648,13 @@ INSTANTIATE_TEST_SUITE_P(
     Batch, DatasetSpecErrorTest,
     testing::Values(
         ErrorCase{"dataset: d\nsource: {range: 9}\nbatch: 256\n",
-                  "3:8: batch: wanted a mapping of size, per_rank, by_part, "
+                  "3:8: batch: wanted a mapping of size, per_rank, tokens, "
+                  "tokens_per_rank, by_part, buckets, "
                   "last, found "
                   "'256'"},
         ErrorCase{"dataset: d\nsource: {range: 9}\nbatch: {}\n",
-                  "3:8: batch: needs one of size, per_rank, by_part"},
+                  "3:8: batch: needs one of size, per_rank, tokens, "
+                  "tokens_per_rank, by_part"},
         ErrorCase{"dataset: d\nsource: {range: 9}\n"
                   "batch: {size: 1, per_rank: 2}\n",
                   "3:18: batch: 'size' and 'per_rank' exclude each other"},

@@ -221,7 +221,7 @@ TEST_F(ReadColumnsTest, ARecordThatCannotBeReadIsNamed) {
               HasSubstr("select[0]: column 'label': " + folder_ +
                         "/a.csv, row 2 (offset 24): field 'label': wanted "
                         "int64, found 'x'; `on_error` leaves out no record "
-                        "that `select` goes by: mend it"));
+                        "whose columns are read: mend it"));
 }
 
 TEST_F(ReadColumnsTest, AnUnknownColumnNamesThoseThatThereAre) {

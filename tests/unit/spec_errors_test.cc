@@ -845,7 +845,8 @@ constexpr SpecCase kSpecCases[] = {
     {"source: {range: 9}\nbatch: {size: 1}\nshuffle: [5]", "shuffle",
      "found a list of 1"},
     {"source: {range: 9}\nbatch: [8]", "batch",
-     "a mapping of size, per_rank, by_part, last, found a list of 1"},
+     "a mapping of size, per_rank, tokens, tokens_per_rank, by_part, buckets, "
+     "last, found a list of 1"},
     {"source: {range: 9}\nbatch: {size: 0}", "batch.size", "from 1 to"},
     {"source: {range: 9}\nbatch: {size: 10, last: drop}", "batch",
      "use a smaller batch, last: partial"},
