@@ -369,9 +369,8 @@ def test_the_functions_have_the_keys_of_the_declarations():
         if of in ("select", "parts", "schedule"):
             continue  # methods and arguments of their own, tested below
         for name, kind in kinds.items():
-            function = getattr(penstock if of in ("map", "crop", "masks", "vocabulary")
-                               else penstock.Dataset,
-                               name)
+            free = of in ("map", "crop", "masks", "vocabulary", "buckets")
+            function = getattr(penstock if free else penstock.Dataset, name)
             wanted = OF_ITS_OWN.get(name) or {
                 key: inspect.Parameter.empty if each["required"] else None
                 for key, each in kind["keys"].items()}

@@ -156,13 +156,13 @@ ORDERED = {
         [Dataset.range(40).batch(4), Dataset.range(100, 150).batch(7)], [2, 1],
         when_out="drop").shuffle(seed=3),
     "buckets-in-order": lambda folder: lists(folder).batch(
-        BATCH, bucket_by="tokens.length", buckets=[2, 5]),
+        BATCH, buckets=penstock.buckets("tokens.length", boundaries=[2, 5])),
     "buckets": lambda folder: lists(folder).shuffle(seed=3).batch(
-        BATCH, bucket_by="tokens.length", buckets=3),
+        BATCH, buckets=penstock.buckets("tokens.length", count=3)),
     "buckets-drop": lambda folder: lists(folder).skip(3).shuffle(seed=3).batch(
-        BATCH, bucket_by="tokens.length", buckets=4, last="drop"),
+        BATCH, buckets=penstock.buckets("tokens.length", count=4), last="drop"),
     "tokens": lambda folder: lists(folder).shuffle(seed=3).batch(
-        tokens=40, bucket_by="tokens.length", buckets=4),
+        tokens=40, buckets=penstock.buckets("tokens.length", count=4)),
     "last-partial": lambda folder: with_a_short_last_batch("partial"),
     "last-drop": lambda folder: with_a_short_last_batch("drop"),
     "last-pad": lambda folder: with_a_short_last_batch("pad"),

@@ -616,28 +616,20 @@ class Dataset:
               by_part: Optional[Sequence[int]] = None,
               tokens: Optional[int] = None,
               tokens_per_rank: Optional[int] = None,
-              bucket_by: Optional[str] = None,
-              buckets: Union[int, Sequence[int], None] = None,
+              buckets: Optional[Mapping[str, Any]] = None,
               last: Optional[str] = None) -> "Dataset":
         """Global batches of ``size`` rows, or ``per_rank`` rows for each rank, or of a mix
         ``by_part`` rows of one part each, as ``mix`` says of parts with a batch.
         ``last``: "partial" delivers the short last batch, "drop" leaves it out,
         "pad" fills it with zeros.
 
-        ``bucket_by`` is a column such as "tokens.length": a batch has rows of like
-        length, and its lists are as wide as the longest of their bucket. ``buckets`` is
-        their number (8), or their longest lengths in ascending order. Then ``tokens``
+        ``buckets``, which ``penstock.buckets(...)`` gives: a batch has rows of like
+        length, and its lists are as wide as the longest of their bucket. Then ``tokens``
         or ``tokens_per_rank`` may stand for the number of rows: as many rows as make
         at most so many, each counted as the longest of its bucket."""
-        if bucket_by is None and buckets is not None:
-            raise ValueError("buckets without bucket_by: which column sorts the rows?")
-        sorted_by = None
-        if bucket_by is not None:
-            key = "count" if buckets is None or isinstance(buckets, int) else "boundaries"
-            sorted_by = given(by=bucket_by, **{key: buckets})
         return self._with_step("batch", given(
             size=size, per_rank=per_rank, by_part=by_part, tokens=tokens,
-            tokens_per_rank=tokens_per_rank, buckets=sorted_by, last=last))
+            tokens_per_rank=tokens_per_rank, buckets=buckets, last=last))
 
     def repeat(self, epochs: Optional[int] = None) -> "Dataset":
         """Sets the number of epochs; None: forever."""

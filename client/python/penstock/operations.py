@@ -423,6 +423,14 @@ def _vocabulary(vocabulary: Union[Path, Sequence[Any], Mapping[str, Any]]) -> An
     return vocabulary
 
 
+def buckets(by: str, count: Optional[int] = None,
+            boundaries: Optional[Sequence[int]] = None) -> Dict[str, Any]:
+    """The ``buckets`` of ``Dataset.batch``: rows sorted by the column ``by``, such as
+    "tokens.length", into at most ``count`` buckets (8 by default) that pad least, or
+    into those whose longest rows are ``boundaries``, in ascending order."""
+    return given(by=by, count=count, boundaries=boundaries)
+
+
 def vocabulary(from_: Path, feature: Optional[str] = None,
                min_count: Optional[int] = None,
                max_size: Optional[int] = None) -> Dict[str, Any]:
