@@ -41,10 +41,18 @@ std::string DatasetKey(const DatasetSpec& spec) {
   }
   // With them shapes may differ.
   const bool buckets = spec.batch.buckets.has_value();
-  if (buckets || !spec.batch.by_part.empty()) key += json.at("batch").dump();
-  return key + (has_file || (buckets && json.contains("select"))
-                    ? json.at("select").dump()
-                    : "");
+  if (buckets) key += json.at("batch").at("buckets").dump();
+  if (!spec.batch.by_part.empty()) key += json.at("batch").dump();
+  if (has_file || (buckets && !spec.select.empty())) {
+    return key + json.at("select").dump();
+  }
+  // Columns are read when a dataset is opened.
+  std::set<std::string> columns;
+  for (const SelectSpec& step : spec.select) {
+    for (std::string& name : ColumnsOf(step)) columns.insert(std::move(name));
+  }
+  for (const std::string& name : columns) key += " by " + name;
+  return key;
 }
 
 bool Dataset::Changed() const {

@@ -82,7 +82,8 @@ struct Dataset {
 };
 
 // Specs with the same key share an opened dataset: their source, maps and
-// cache, batches of parts, and their selection if a file belongs to it.
+// cache, batches of parts, buckets, and their selection if a file belongs to
+// it or buckets are made of it; else only the columns that it goes by.
 std::string DatasetKey(const DatasetSpec& spec);
 
 // The plan of the spec's rows for so many ranks. shards: of `shard: file`, the

@@ -137,11 +137,17 @@ StatusOr<Job::Layout> Job::PlanLayout(const JobOptions& options,
                 spec, plan));
     PENSTOCK_ASSIGN_OR_RETURN(plan, plan.From(std::move(start), world_size));
   }
+  const bool differ = dataset.ShapesDiffer();
+  // The rows of the rank that has most.
+  const auto rows_of = [differ](const Plan& of, uint32_t form) {
+    return differ ? of.max_batch_rows(0, form) : of.max_batch_rows(0);
+  };
   std::vector<BatchForm> forms;
   uint64_t row_bytes = 0;
-  uint64_t room = 0;  // of values of whole batches
+  uint64_t batch_bytes = 0;
   for (uint32_t part = 0; part < dataset.forms(); ++part) {
     const ElementSpec& element = dataset.element_spec(part);
+    uint64_t room = 0;  // of values of whole batches
     uint64_t bytes = sizeof(int64_t);
     for (const Feature& feature : element) {
       (feature.room > 0 ? room : bytes) +=
@@ -149,8 +155,9 @@ StatusOr<Job::Layout> Job::PlanLayout(const JobOptions& options,
     }
     row_bytes = std::max(row_bytes, bytes);
     forms.push_back({element, 0});
+    batch_bytes = std::max(batch_bytes, bytes * rows_of(plan, part) + room);
   }
-  if (!dataset.ShapesDiffer()) forms.resize(1);
+  if (!differ) forms.resize(1);
   if (plan.global_batch() > UINT32_MAX) {
     return ResourceExhaustedError("a step of {} rows: at most {} are allowed",
                                   plan.global_batch(), UINT32_MAX);
@@ -167,8 +174,7 @@ StatusOr<Job::Layout> Job::PlanLayout(const JobOptions& options,
       lanes = options.consumers_max;
       // Rows of a stream are retained for every slot.
       if (ahead && !std::holds_alternative<StreamSource>(spec.source)) {
-        const uint64_t bytes = row_bytes * plan.max_batch_rows(0) + room;
-        const uint64_t pages = (bytes + kPageBytes - 1) / kPageBytes;
+        const uint64_t pages = (batch_bytes + kPageBytes - 1) / kPageBytes;
         prefetch = PrefetchOf(spec.prefetch, lanes * pages * kPageBytes);
       }
       leases = prefetch.most() + spec.hold;
@@ -195,13 +201,7 @@ StatusOr<Job::Layout> Job::PlanLayout(const JobOptions& options,
             : Format("prefetch {}", prefetch.most()),
         spec.hold, kLeasesMax);
   }
-  // The rows of the rank that has most.
-  const auto rows_of = [&](const Plan& of, size_t form) {
-    return forms.size() == 1
-               ? of.max_batch_rows(0)
-               : of.max_batch_rows(0, static_cast<uint32_t>(form));
-  };
-  for (size_t i = 0; i < forms.size(); ++i) {
+  for (uint32_t i = 0; i < forms.size(); ++i) {
     forms[i].rows_max = rows_of(plan, i);
     if (split && delivery.on_rank_death == OnRankDeath::kShrink) {
       PENSTOCK_ASSIGN_OR_RETURN(const Plan half,

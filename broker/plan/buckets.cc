@@ -301,19 +301,19 @@ StatusOr<std::unique_ptr<Order>> InBuckets(
       size /= longest;
       if (size == 0) {
         return InvalidArgumentError(
-            "batch.tokens: {}, and rows have up to {}: allow so many, or leave "
+            "batch.{}: {}, and rows have up to {}: allow so many, or leave "
             "longer rows out (`select: filter`)",
-            batch.size, longest);
+            batch.per_rank ? "tokens_per_rank" : "tokens", batch.size, longest);
       }
     }
     size *= ranks;
+    const uint64_t present = buckets->Rows(i);
     const bool drop = batch.last == LastBatch::kDrop;
-    if (!drop) size = std::min(size, buckets->Rows(i));
-    sizes.push_back(size);
-    const uint64_t rest = buckets->Rows(i) % size;
-    used.push_back(buckets->Rows(i) - (drop ? rest : 0));
+    used.push_back(present - (drop ? present % size : 0));
+    // No slot needs room for more rows than there are.
+    sizes.push_back(std::min(size, present));
     rows += used.back();
-    steps += (used.back() + size - 1) / size;
+    steps += (used.back() + sizes.back() - 1) / sizes.back();
     step_ends.push_back(steps);
   }
   if (steps == 0) {

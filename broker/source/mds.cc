@@ -48,8 +48,7 @@ Status FindSamples(std::optional<uint64_t> sample_bytes, ScannedFile* file,
     if (end < begin || end > file->bytes()) {
       return DataLossError(
           "{}: sample {} begins at {} and ends at {}; the file has {} bytes "
-          "and "
-          "is damaged, or is no MDS shard",
+          "and is damaged, or is no MDS shard",
           file->path(), i, begin, end, file->bytes());
     }
     if (sample_bytes && end - begin != *sample_bytes) {

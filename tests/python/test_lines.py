@@ -84,6 +84,16 @@ def test_the_first_line_is_empty(attach, tmp_path):
     assert reader.next()["bytes"].tolist() == [0, 8, 0, 8]
 
 
+def test_jobs_that_select_by_other_columns_of_one_file(attach, tmp_path):
+    """The second finds the file open, without its column."""
+    (tmp_path / "a").write_text("".join(json.dumps({"x": i, "y": -i}) + "\n" for i in range(9)))
+    dataset = penstock.Dataset.json_lines(tmp_path / "a", {
+        "x": {"dtype": "int64"}, "y": {"dtype": "int64"}})
+    for column, least, wanted in (("x", 4, [4, 5, 6, 7, 8]), ("y", 0, [0])):
+        reader = attach(dataset.filter(column, min=least).batch(9), job=column)
+        assert reader.next()["x"].tolist() == wanted
+
+
 @pytest.mark.parametrize("dialect", [
     {}, {"lineterminator": "\n"}, {"delimiter": ";"}, {"delimiter": "\t"},
     {"quoting": csv.QUOTE_ALL}, {"quoting": csv.QUOTE_NONNUMERIC}])

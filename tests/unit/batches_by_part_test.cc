@@ -16,6 +16,7 @@
 
 #include "broker/plan/mix.h"
 #include "broker/plan/plan.h"
+#include "tests/unit/plan_rows.h"
 
 namespace penstock::batches_by_part_test {
 
@@ -60,20 +61,6 @@ size_t PartOf(const Sizes& records, uint64_t record) {
   size_t part = 0;
   for (; record >= records[part]; ++part) record -= records[part];
   return part;
-}
-
-// The rows of all ranks of a step.
-std::vector<Plan::Row> RowsOf(const Plan& plan, uint64_t step,
-                              Shuffles* shuffles) {
-  std::vector<Plan::Row> rows;
-  for (uint32_t rank = 0; rank < plan.world_size(); ++rank) {
-    const Plan::RankBatch batch = plan.RankBatchOf(step, rank);
-    const size_t before = rows.size();
-    rows.resize(before + batch.rows);
-    plan.Rows(batch.epoch, batch.first_row, batch.rows, shuffles,
-              rows.data() + before);
-  }
-  return rows;
 }
 
 TEST(BatchesByPartTest, EachStepIsOfOnePartAndAllHaveTheirShares) {

@@ -18,6 +18,7 @@
 
 #include "broker/plan/mix.h"
 #include "broker/plan/plan.h"
+#include "tests/unit/plan_rows.h"
 
 namespace penstock::buckets_test {
 
@@ -69,19 +70,6 @@ StatusOr<Plan> PlanOf(const Lengths& lengths,
                 batch.per_rank ? ranks : 1,
                 spec.shuffle ? &*spec.shuffle : nullptr, {}));
   return Plan::Make(spec, std::move(order), ranks);
-}
-
-std::vector<Plan::Row> RowsOf(const Plan& plan, uint64_t step,
-                              Shuffles* shuffles) {
-  std::vector<Plan::Row> rows;
-  for (uint32_t rank = 0; rank < plan.world_size(); ++rank) {
-    const Plan::RankBatch batch = plan.RankBatchOf(step, rank);
-    const size_t before = rows.size();
-    rows.resize(before + batch.rows);
-    plan.Rows(batch.epoch, batch.first_row, batch.rows, shuffles,
-              rows.data() + before);
-  }
-  return rows;
 }
 
 TEST(BucketsTest, EachPassHasEachRowOnceInBatchesOfOneBucket) {
@@ -198,6 +186,17 @@ TEST(BucketsTest, DropLeavesOutTheShortOnesAndPadFillsThem) {
     EXPECT_EQ(pad.RankBatchOf(step, 0).shape_rows, 16u);
   }
   EXPECT_EQ(pad.rows_per_epoch(), 203u);
+  // No slot needs room for more rows than a bucket has.
+  const Lengths rare = {1, 1, 1, 1, 9};
+  const auto two = *BucketsOf(rare, {1});
+  const Plan full =
+      *PlanOf(rare, two, {.size = 3, .last = LastBatch::kDrop}, true);
+  EXPECT_EQ(full.steps_per_epoch(), 1u);
+  EXPECT_EQ(full.max_batch_rows(0, 0), 3u);
+  EXPECT_EQ(full.max_batch_rows(0, 1), 1u);
+  const Plan tokens =
+      *PlanOf(rare, two, {.size = 1 << 20, .tokens = true}, true);
+  EXPECT_EQ(tokens.global_batch(), 4u);
   EXPECT_THAT(
       PlanOf(lengths, buckets, {.size = 1000, .last = LastBatch::kDrop}, true)
           .status()
