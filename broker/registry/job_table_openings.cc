@@ -460,11 +460,17 @@ Status JobTable::PopulateJob(Job& job, const OpenProgress& progress,
 std::string JobTable::ClassWarning(const Job& job) const {
   const auto classes_of = [](const Job& of) {
     const SourceSpec& source = of.options().spec.source;
-    const auto* folder = std::get_if<ImageFolderSource>(&source);
-    const auto* list = std::get_if<ImageListSource>(&source);
-    if (folder == nullptr && list == nullptr) return ClassNames();
-    return ClassNames{folder == nullptr ? list->file : folder->path,
-                      of.dataset().source->class_names()};
+    std::string path;
+    if (const auto* pictures = std::get_if<ImageFolderSource>(&source)) {
+      path = pictures->path;
+    } else if (const auto* sounds = std::get_if<AudioFolderSource>(&source)) {
+      path = sounds->path;
+    } else if (const auto* list = std::get_if<ImageListSource>(&source)) {
+      path = list->file;
+    } else {
+      return ClassNames();
+    }
+    return ClassNames{std::move(path), of.dataset().source->class_names()};
   };
   const ClassNames here = classes_of(job);
   if (here.names.empty()) return "";

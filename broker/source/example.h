@@ -105,6 +105,7 @@ class FeatureProposal {
     uint64_t bytes_least = UINT64_MAX;  // of kBytes
     uint64_t bytes_most = 0;
     bool pictures = true;
+    bool sounds = true;
     bool text = true;
   };
   std::string Of(const Seen& seen) const;

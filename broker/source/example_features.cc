@@ -205,6 +205,7 @@ Status FeatureProposal::Add(std::span<const std::byte> example) {
     seen.bytes_least = std::min<uint64_t>(seen.bytes_least, bytes.size());
     seen.bytes_most = std::max<uint64_t>(seen.bytes_most, bytes.size());
     seen.pictures &= LooksLikePicture(bytes);
+    seen.sounds &= LooksLikeSound(bytes);
     seen.text &= LooksLikeText(bytes);
   }
   return OkStatus();
@@ -226,7 +227,7 @@ std::string FeatureProposal::Of(const Seen& seen) const {
   }
   if (seen.least != seen.most) return "";
   if (seen.most != 1) return "";
-  if (seen.pictures) return "encoded: true";
+  if (seen.pictures || seen.sounds) return "encoded: true";
   if (!seen.text && seen.bytes_least == seen.bytes_most) {
     return Format("dtype: uint8, shape: [{}]", seen.bytes_most);
   }

@@ -33,15 +33,16 @@ void ToMask(const MaskFolder& masks, std::string* relative) {
 
 class ImageFolder final : public Source {
  public:
-  // mask_folder: without pictures; empty unless spec has masks.
-  ImageFolder(const ImageFolderSource& spec, Folder pictures,
-              Folder mask_folder, std::string left_out,
+  // feature: what a file is. mask_folder: without pictures; empty unless there
+  // are masks.
+  ImageFolder(const char* feature, std::optional<MaskFolder> masks,
+              Folder pictures, Folder mask_folder, std::string left_out,
               std::shared_ptr<const FileAccess> access)
       : pictures_(std::move(pictures)),
-        masks_(spec.masks),
+        masks_(std::move(masks)),
         mask_folder_(std::move(mask_folder)),
         left_out_(std::move(left_out)),
-        raw_spec_({RawFeature{{"image", DType::kUint8, {}}, true}}),
+        raw_spec_({RawFeature{{feature, DType::kUint8, {}}, true}}),
         files_(std::move(access)) {
     const size_t classes = pictures_.index.classes.size();
     labels_.resize(classes);
@@ -185,14 +186,15 @@ Status CheckAccess(const std::string& root, const FolderIndex& index,
 }
 
 StatusOr<Folder> OpenFolder(std::string root, bool of_classes,
-                            OpenProgress* progress) {
+                            OpenProgress* progress,
+                            const FolderFiles& files = kPictureFiles) {
   if (root.empty() || root[0] != '/') {
-    return InvalidArgumentError("image_folder: path '{}' is not absolute",
-                                root);
+    return InvalidArgumentError("the path '{}' is not absolute", root);
   }
   while (root.size() > 1 && root.back() == '/') root.pop_back();
   Folder folder{std::move(root), {}};
-  const std::string cache_file = FolderCacheFile(folder.root, of_classes);
+  const std::string cache_file =
+      FolderCacheFile(folder.root, of_classes, files);
   if (!cache_file.empty()) {
     std::optional<FolderIndex> cached =
         ReadFolderCache(cache_file, folder.root, of_classes, *progress->access);
@@ -205,8 +207,8 @@ StatusOr<Folder> OpenFolder(std::string root, bool of_classes,
     }
   }
   const int64_t scan_start_ns = RealTimeNs();
-  PENSTOCK_ASSIGN_OR_RETURN(folder.index,
-                            ScanFolder(folder.root, of_classes, progress));
+  PENSTOCK_ASSIGN_OR_RETURN(
+      folder.index, ScanFolder(folder.root, of_classes, progress, files));
   folder.settled = CheckSettled(folder.root, folder.index, scan_start_ns).ok();
   if (!cache_file.empty()) {
     // Without a cache the next opening only scans again.
@@ -358,9 +360,15 @@ class Pairing {
   Single lonely_masks_;
 };
 
+ValueType<std::optional<ImageFolderSource::Labels>> LabelsType() {
+  using Labels = ImageFolderSource::Labels;
+  return Maybe(
+      Words<Labels>({{"folders", Labels::kFolders}, {"none", Labels::kNone}}));
+}
+
 bool IsMaskSuffix(std::string_view text) {
   return text.find('/') == text.npos && text.find('\0') == text.npos &&
-         IsPictureName("x" + std::string(text));
+         kPictureFiles.Has("x" + std::string(text));
 }
 
 }  // namespace
@@ -397,9 +405,7 @@ const Declaration<ImageFolderSource>& ImageFolderSource::Declared() {
           .Example("{path: /data/imagenet/train}")
           .Required("path", &ImageFolderSource::path, Path(),
                     "the folder of the class folders, or of the pictures")
-          .Optional("labels", &ImageFolderSource::labels,
-                    Maybe(Words<Labels>({{"folders", Labels::kFolders},
-                                         {"none", Labels::kNone}})),
+          .Optional("labels", &ImageFolderSource::labels, LabelsType(),
                     "by default the class folders; none: all pictures in the "
                     "folder, at any depth, in byte order of their paths")
           .Optional("masks", &ImageFolderSource::masks,
@@ -422,7 +428,41 @@ OpenedSource ImageFolderSource::Open(OpenProgress* progress) const {
     mask_folder.index.file_paths = {};
   }
   auto source = std::make_unique<ImageFolder>(
-      *this, std::move(pictures), std::move(mask_folder), std::move(left_out),
+      "image", masks, std::move(pictures), std::move(mask_folder),
+      std::move(left_out), progress->access);
+  PENSTOCK_RETURN_IF_ERROR(source->AskFileSystem(io));
+  return std::unique_ptr<Source>(std::move(source));
+}
+
+const Declaration<AudioFolderSource>& AudioFolderSource::Declared() {
+  static const auto declared =
+      Declaration<AudioFolderSource>(
+          "audio_folder",
+          "Sounds (.wav, .flac, .mp3, .ogg, .oga, .opus, .aif, .aiff, .au, "
+          ".caf, .w64, .sph, in capitals too) in one sub-folder per class, "
+          "also "
+          "nested; or without labels.")
+          .Gives(
+              "audio (encoded); unless labels: none, label int64: the class "
+              "folder's index in byte order")
+          .Example("{path: /data/commands}")
+          .Required("path", &AudioFolderSource::path, Path(),
+                    "the folder of the class folders, or of the sounds")
+          .Optional("labels", &AudioFolderSource::labels, LabelsType(),
+                    "by default the class folders; none: all sounds in the "
+                    "folder, at any depth, in byte order of their paths")
+          .Optional("io", &AudioFolderSource::io, IoType(), kIoText);
+  return declared;
+}
+
+OpenedSource AudioFolderSource::Open(OpenProgress* progress) const {
+  PENSTOCK_ASSIGN_OR_RETURN(
+      Folder sounds,
+      OpenFolder(path, labels != ImageFolderSource::Labels::kNone, progress,
+                 kSoundFiles));
+  std::string left_out = sounds.index.left_out;
+  auto source = std::make_unique<ImageFolder>(
+      "audio", std::nullopt, std::move(sounds), Folder(), std::move(left_out),
       progress->access);
   PENSTOCK_RETURN_IF_ERROR(source->AskFileSystem(io));
   return std::unique_ptr<Source>(std::move(source));

@@ -159,8 +159,10 @@ Status CheckSettled(const std::string& root, const FolderIndex& index,
   return OkStatus();
 }
 
-std::string FolderCacheFile(const std::string& root, bool of_classes) {
-  return CachePath(of_classes ? "image-folder" : "pictures", root);
+std::string FolderCacheFile(const std::string& root, bool of_classes,
+                            const FolderFiles& files) {
+  return CachePath(std::string(of_classes ? files.of_classes : files.all),
+                   root);
 }
 
 std::optional<FolderIndex> ReadFolderCache(const std::string& cache_file,

@@ -1,5 +1,5 @@
-// The pictures in a folder, of classes or not, in order. Made by a scan or read
-// from a cache file, and immutable afterwards.
+// The pictures (or sounds) in a folder, of classes or not, in order. Made by a
+// scan or read from a cache file, and immutable afterwards.
 //
 // Memory: the bytes of the paths below the class folders, and 8 bytes per file.
 // The class of a file is found by binary search in classes and needs no memory.
@@ -8,6 +8,7 @@
 
 #include <cstdint>
 #include <optional>
+#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -82,13 +83,25 @@ struct FolderIndex {
   }
 };
 
-// Whether it has the extension of a picture.
-bool IsPictureName(std::string_view name);
+// The files of a folder that are samples.
+struct FolderFiles {
+  std::string_view one;  // what each is, for people
+  std::span<const std::string_view> extensions;
+  // Names in the cache, with classes and without.
+  std::string_view of_classes;
+  std::string_view all;
+
+  // Whether it has the extension of one.
+  bool Has(std::string_view name) const;
+};
+extern const FolderFiles kPictureFiles;
+extern const FolderFiles kSoundFiles;
 
 // Walks root with several threads (one per folder in it) and joins the results.
-// Counts pictures in progress->done. Errors as for OpenSource.
+// Counts files in progress->done. Errors as for OpenSource.
 StatusOr<FolderIndex> ScanFolder(const std::string& root, bool of_classes,
-                                 OpenProgress* progress);
+                                 OpenProgress* progress,
+                                 const FolderFiles& files = kPictureFiles);
 
 // Whether every folder has the modification time in the index.
 bool FoldersAreUnchanged(const std::string& root, const FolderIndex& index,
@@ -99,7 +112,8 @@ Status CheckSettled(const std::string& root, const FolderIndex& index,
                     int64_t scan_start_ns);
 
 // The cache file for root's index. Empty: no cache.
-std::string FolderCacheFile(const std::string& root, bool of_classes);
+std::string FolderCacheFile(const std::string& root, bool of_classes,
+                            const FolderFiles& files = kPictureFiles);
 
 // Returns the index in cache_file if the file is complete, is for root, was
 // written by this user, and every folder still has its modification time. Never

@@ -1,5 +1,5 @@
 // Scans an image folder. It reads only directories: it opens no file and calls
-// stat(2) only on symbolic links without a picture's name (they may be
+// stat(2) only on symbolic links without such a file's name (they may be
 // folders), so a million files cost their directory entries.
 //
 // Threads: InParallel over the folders in the root (of classes, or not); a
@@ -20,27 +20,30 @@
 namespace penstock {
 namespace {
 
-// What decode_image decodes. With another list the index cache has another
-// version: an old index lacks files.
-constexpr std::array<std::string_view, 10> kExtensions = {
+// What decode_image and decode_audio decode. With another list the index cache
+// has another version: an old index lacks files.
+constexpr std::array<std::string_view, 10> kPictureExtensions = {
     "jpg", "jpeg", "jpe", "png", "webp", "tif", "tiff", "bmp", "pgm", "ppm"};
+constexpr std::array<std::string_view, 12> kSoundExtensions = {
+    "wav", "flac", "mp3", "ogg", "oga", "opus",
+    "aif", "aiff", "au",  "caf", "w64", "sph"};
 constexpr uint64_t kCountedAtOnce = 256;
 
-enum class Entry { kFolder, kPicture, kOther };
+enum class Entry { kFolder, kFile, kOther };
 
-// A link (or an entry without a type) with a picture's name is a picture: some
+// A link (or an entry without a type) with a sample's name is one: some
 // datasets consist of millions of such links.
-Entry Classify(const std::string& folder, const FileAccess& access,
-               const dirent& entry) {
-  const bool picture = IsPictureName(entry.d_name);
+Entry Classify(const FolderFiles& files, const std::string& folder,
+               const FileAccess& access, const dirent& entry) {
+  const bool is_file = files.Has(entry.d_name);
   switch (entry.d_type) {
     case DT_DIR:
       return Entry::kFolder;
     case DT_REG:
-      return picture ? Entry::kPicture : Entry::kOther;
+      return is_file ? Entry::kFile : Entry::kOther;
     case DT_LNK:
     case DT_UNKNOWN: {
-      if (picture) return Entry::kPicture;
+      if (is_file) return Entry::kFile;
       struct stat st;
       const StatusOr<Fd> fd =
           access.Open(Format("{}/{}", folder, entry.d_name), O_PATH);
@@ -111,7 +114,7 @@ struct ClassScan {
   std::string text;  // the paths, in walk order
   std::vector<File> files;
   std::vector<WalkedFolder> folders;
-  uint64_t others = 0;  // files that are not pictures
+  uint64_t others = 0;  // other files
   std::string an_other;
 
   std::string_view Path(const File& file) const {
@@ -160,8 +163,12 @@ void ClassScan::Sort() {
 
 class FolderScan {
  public:
-  FolderScan(const std::string& root, bool of_classes, OpenProgress* progress)
-      : root_(root), of_classes_(of_classes), progress_(progress) {}
+  FolderScan(const std::string& root, bool of_classes, OpenProgress* progress,
+             const FolderFiles& kind)
+      : root_(root),
+        of_classes_(of_classes),
+        progress_(progress),
+        kind_(kind) {}
   FolderScan(const FolderScan&) = delete;
   FolderScan& operator=(const FolderScan&) = delete;
 
@@ -174,11 +181,11 @@ class FolderScan {
     const std::string others = Others();
     if (files == 0) {
       const std::string where =
-          of_classes_ ? Format("{} class sub-folders, but no picture in them",
-                               classes_.size())
-                      : "no picture in it";
+          of_classes_ ? Format("{} class sub-folders, but no {} in them",
+                               classes_.size(), kind_.one)
+                      : Format("no {} in it", kind_.one);
       return InvalidArgumentError("{}: {} (.{}){}{}", root_, where,
-                                  JoinText(kExtensions, ", ."),
+                                  JoinText(kind_.extensions, ", ."),
                                   others.empty() ? "" : "; ", others);
     }
     FolderIndex index = Join(files);
@@ -199,6 +206,7 @@ class FolderScan {
   const std::string root_;
   const bool of_classes_;
   OpenProgress* const progress_;
+  const FolderFiles& kind_;
   WalkedFolder root_folder_;
   std::vector<ClassScan> classes_;  // or folders that are none
   ClassScan in_root_;               // what is in no folder; unless of_classes_
@@ -219,15 +227,15 @@ Status FolderScan::ListRoot() {
     return opened.status();
   }
   const Dir dir = *std::move(opened);
-  uint64_t pictures = 0;
+  uint64_t files = 0;
   uint64_t entries = 0;
   const auto visit = [&](const dirent& entry) -> Status {
     PENSTOCK_RETURN_IF_ERROR(progress_->CheckCancelled(root_));
     ++entries;
-    const Entry kind = Classify(root_, access, entry);
-    if (kind == Entry::kPicture) ++pictures;
+    const Entry kind = Classify(kind_, root_, access, entry);
+    if (kind == Entry::kFile) ++files;
     if (!of_classes_) {
-      if (kind == Entry::kPicture) in_root_.AddFile("", entry.d_name);
+      if (kind == Entry::kFile) in_root_.AddFile("", entry.d_name);
       if (kind == Entry::kOther) in_root_.AddOther(entry.d_name);
     }
     // Every ext4 file system has one at its root; only root may enter it.
@@ -238,16 +246,17 @@ Status FolderScan::ListRoot() {
   };
   PENSTOCK_RETURN_IF_ERROR(ForEachEntry(dir.get(), root_, visit));
   if (!of_classes_) {
-    progress_->CountDone(pictures);
-  } else if (classes_.empty() && pictures > 0) {
+    progress_->CountDone(files);
+  } else if (classes_.empty() && files > 0) {
     return InvalidArgumentError(
-        "{} has {} pictures but no class sub-folder; put them in one folder "
+        "{} has {} {}s but no class sub-folder; put them in one folder "
         "per class, or say `labels: none`",
-        root_, pictures);
+        root_, files, kind_.one);
   } else if (classes_.empty()) {
     return InvalidArgumentError(
-        "{}: {}; wanted one sub-folder per class with pictures in it", root_,
-        entries == 0 ? "the folder is empty" : "no class sub-folder");
+        "{}: {}; wanted one sub-folder per class with {}s in it", root_,
+        entries == 0 ? "the folder is empty" : "no class sub-folder",
+        kind_.one);
   }
   std::sort(
       classes_.begin(), classes_.end(),
@@ -269,8 +278,8 @@ Status FolderScan::WalkClass(ClassScan* scan) {
     // Relaxed: for display and a bound.
     if (progress_->done.fetch_add(more, std::memory_order_relaxed) + more >
         kPicturesMax) {
-      return InvalidArgumentError("{}: more than {} pictures", root_,
-                                  kPicturesMax);
+      return InvalidArgumentError("{}: more than {} {}s", root_, kPicturesMax,
+                                  kind_.one);
     }
     return OkStatus();
   };
@@ -299,11 +308,11 @@ Status FolderScan::WalkClass(ClassScan* scan) {
 
     const auto visit = [&](const dirent& entry) -> Status {
       PENSTOCK_RETURN_IF_ERROR(progress_->CheckCancelled(root_));
-      switch (Classify(root_ + "/" + path, *progress_->access, entry)) {
+      switch (Classify(kind_, root_ + "/" + path, *progress_->access, entry)) {
         case Entry::kFolder:
           pending.push_back({next.path + entry.d_name + "/", self});
           break;
-        case Entry::kPicture: {
+        case Entry::kFile: {
           scan->AddFile(next.path, entry.d_name);
           if (scan->files.size() - counted < kCountedAtOnce) break;
           return count();
@@ -409,11 +418,16 @@ FolderIndex FolderScan::Join(uint64_t files) {
 
 }  // namespace
 
-bool IsPictureName(std::string_view name) {
+constinit const FolderFiles kPictureFiles = {"picture", kPictureExtensions,
+                                             "image-folder", "pictures"};
+constinit const FolderFiles kSoundFiles = {"sound", kSoundExtensions,
+                                           "audio-folder", "sounds"};
+
+bool FolderFiles::Has(std::string_view name) const {
   const size_t dot = name.rfind('.');
   if (dot == std::string_view::npos || dot == 0) return false;
   const std::string_view extension = name.substr(dot + 1);
-  return std::any_of(kExtensions.begin(), kExtensions.end(),
+  return std::any_of(extensions.begin(), extensions.end(),
                      [extension](std::string_view known) {
                        return known.size() == extension.size() &&
                               strncasecmp(known.data(), extension.data(),
@@ -454,8 +468,9 @@ std::string FolderIndex::Fingerprint() const {
 }
 
 StatusOr<FolderIndex> ScanFolder(const std::string& root, bool of_classes,
-                                 OpenProgress* progress) {
-  return FolderScan(root, of_classes, progress).Run();
+                                 OpenProgress* progress,
+                                 const FolderFiles& files) {
+  return FolderScan(root, of_classes, progress, files).Run();
 }
 
 }  // namespace penstock

@@ -547,7 +547,8 @@ const Declaration<ImageListSource>& ImageListSource::Declared() {
               TextFields({.from_key = "column",
                           .from = CsvColumnType(),
                           .with_pictures = true}),
-              "{NAME: {encoded: true}} of the path of a picture, {NAME: "
+              "{NAME: {encoded: true}} of the path of a picture or sound, "
+              "{NAME: "
               "{classes: true}} of a class by its name, numbered in byte order "
               "(or by their places in a list: {classes: [cat, dog]}), numbers "
               "and text; column, default: as in csv")

@@ -62,6 +62,17 @@ struct ImageFolderSource {
   OpenedSource Open(OpenProgress* progress) const;
 };
 
+// The same of sounds.
+struct AudioFolderSource {
+  std::string path;
+  std::optional<ImageFolderSource::Labels> labels;
+  Io io = Io::kAuto;
+  bool operator==(const AudioFolderSource&) const = default;
+
+  static const Declaration<AudioFolderSource>& Declared();
+  OpenedSource Open(OpenProgress* progress) const;
+};
+
 // ---- image_list.cc
 
 // A file of comma-separated values names pictures and has their labels: one
@@ -386,6 +397,7 @@ struct ZipSource {
 using SourceSpec = std::variant<  //
     ImageFolderSource,            //
     ImageListSource,              //
+    AudioFolderSource,            //
     IdxSource,                    //
     FixedLengthRecordsSource,     //
     TextLinesSource,              //

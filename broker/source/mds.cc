@@ -189,7 +189,8 @@ const Declaration<MdsSource>& MdsSource::Declared() {
               RecordFeaturesType("column", {"item"}, /*source_knows=*/true),
               "{NAME: {}} of a column whose size index.json tells (int, uint8, "
               "..., ndarray:DTYPE:SHAPE, str_int, str_float, jpeg, png), "
-              "{NAME: {encoded: true}} of a picture, {NAME: {dtype, shape}} of "
+              "{NAME: {encoded: true}} of a picture or sound, {NAME: {dtype, "
+              "shape}} of "
               "numbers or raw bytes, {NAME: {max_bytes}} of str, json, "
               "str_decimal or bytes, {NAME: {dtype, max_length}} of an ndarray "
               "or bytes of any length, each of `shape` ([]); for these two "

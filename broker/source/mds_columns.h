@@ -168,7 +168,7 @@ class MdsProposal {
     uint64_t values = 0;
     uint64_t least = UINT64_MAX;  // bytes; pictures of kPictures
     uint64_t most = 0;
-    bool pictures = true;
+    bool pictures = true;  // or sounds
     bool text = true;
     const MdsDType* dtype = nullptr;
     std::vector<uint64_t> shape;

@@ -415,7 +415,8 @@ Status MdsProposal::Add(std::span<const std::byte> sample) {
           (shape.empty() ||
            std::equal(shape.begin() + 1, shape.end(), seen.shape.begin() + 1));
     } else {
-      seen.pictures &= LooksLikePicture(TextOf(values_[i]));
+      seen.pictures &= LooksLikePicture(TextOf(values_[i])) ||
+                       LooksLikeSound(TextOf(values_[i]));
       seen.text &= LooksLikeText(TextOf(values_[i]));
     }
     ++seen.values;

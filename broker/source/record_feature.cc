@@ -293,6 +293,13 @@ bool LooksLikePicture(std::string_view bytes) {
           bytes.substr(std::min<size_t>(8, bytes.size())).starts_with("WEBP"));
 }
 
+bool LooksLikeSound(std::string_view bytes) {
+  return bytes.starts_with("fLaC") || bytes.starts_with("OggS") ||
+         bytes.starts_with("ID3") || bytes.starts_with("\xff\xfb") ||
+         (bytes.starts_with("RIFF") &&
+          bytes.substr(std::min<size_t>(8, bytes.size())).starts_with("WAVE"));
+}
+
 bool LooksLikeText(std::string_view bytes) {
   const std::optional<size_t> wrong = FindNotUtf8(bytes);
   // The last character may be cut.

@@ -82,6 +82,7 @@ Status StoreList(const RecordFeature& feature, uint64_t items,
 // Whether a spec without features is told of pictures. The bytes may be the
 // first of many.
 bool LooksLikePicture(std::string_view bytes);
+bool LooksLikeSound(std::string_view bytes);
 bool LooksLikeText(std::string_view bytes);
 // A name of a feature for what a record calls key.
 std::string ProposedName(std::string_view key);

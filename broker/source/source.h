@@ -35,7 +35,7 @@ inline constexpr uint64_t kRecordsMax = kExactMax;
 // A feature as the source holds it.
 struct RawFeature {
   Feature feature;
-  bool encoded = false;  // bytes of an image file: dtype uint8, shape unknown
+  bool encoded = false;  // bytes of a file to decode: dtype uint8, no shape
   bool operator==(const RawFeature&) const = default;
 };
 using RawSpec = std::vector<RawFeature>;

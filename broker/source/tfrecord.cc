@@ -175,7 +175,8 @@ const Declaration<TfrecordSource>& TfrecordSource::Declared() {
           .Optional(
               "features", &TfrecordSource::features,
               RecordFeaturesType("key", {"default"}),
-              "{NAME: {encoded: true}} of a picture, {NAME: {dtype, shape}} of "
+              "{NAME: {encoded: true}} of a picture or sound, {NAME: {dtype, "
+              "shape}} of "
               "numbers or raw bytes, {NAME: {max_bytes}} of text, {NAME: "
               "{dtype, "
               "max_length}} of a list of numbers, each of `shape` ([]); for "

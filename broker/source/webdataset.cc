@@ -258,6 +258,7 @@ class MemberProposal {
     seen.bytes_least = std::min(seen.bytes_least, bytes);
     seen.bytes_most = std::max(seen.bytes_most, bytes);
     seen.pictures &= LooksLikePicture(head);
+    seen.sounds &= LooksLikeSound(head);
     seen.text &= LooksLikeText(head);
     std::string array;
     if (const auto header =
@@ -333,12 +334,13 @@ class MemberProposal {
     uint64_t bytes_least = UINT64_MAX;
     uint64_t bytes_most = 0;
     bool pictures = true;
+    bool sounds = true;
     bool text = true;
     bool same_array = true;
     std::string array;
   };
   static std::string Of(const std::string& extension, const Seen& seen) {
-    if (seen.pictures) return "encoded: true";
+    if (seen.pictures || seen.sounds) return "encoded: true";
     if (IsNumberExtension(extension)) return "dtype: int64, shape: []";
     if (seen.same_array) return seen.array;
     if (seen.text) return ProposedText(seen.bytes_most);
@@ -696,7 +698,8 @@ const Declaration<WebdatasetSource>& WebdatasetSource::Declared() {
           .Optional(
               "features", &WebdatasetSource::features,
               RecordFeaturesType("member", {"default", "pointer"}),
-              "{NAME: {encoded: true}} of a picture, {NAME: {dtype, shape}} of "
+              "{NAME: {encoded: true}} of a picture or sound, {NAME: {dtype, "
+              "shape}} of "
               "a number in text (cls; any of 4 bytes or more), an array (npy) "
               "or raw bytes, {NAME: {max_bytes}} of text, {NAME: {dtype, "
               "max_length}} of a list of numbers (npy, JSON, raw bytes), each "

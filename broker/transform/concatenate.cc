@@ -20,6 +20,7 @@ class ConcatenateStage final : public RowStage {
   ConcatenateStage(uint64_t times, std::vector<uint64_t> bytes)
       : times_(times), bytes_(std::move(bytes)) {}
   Status Run(std::span<const std::span<const std::byte>> in,
+             const AugmentationKey&,
              std::span<std::byte* const> out) const override {
     std::byte* to = out[0];
     for (uint64_t i = 0; i < times_; ++i) {
@@ -95,6 +96,7 @@ class PadListStage final : public RowStage {
   PadListStage(Padder padder, const Feature& list)
       : padder_(std::move(padder)), list_(list) {}
   Status Run(std::span<const std::span<const std::byte>> in,
+             const AugmentationKey&,
              std::span<std::byte* const> out) const override {
     const auto room = list_.shape[0];
     const auto length = ValueAt<int64_t>(in[1].data());

@@ -39,6 +39,9 @@ bool DrawsCrop(const CropSpec& crop) {
 }
 
 bool DrawsAs(const DecodeImageOp& op) { return op.crop && DrawsCrop(*op.crop); }
+bool DrawsAs(const DecodeAudioOp& op) {
+  return op.crop == DecodeAudioOp::Crop::kRandom;
+}
 bool DrawsAs(const CropOp& op) { return DrawsCrop(op.crop); }
 bool DrawsAs(const FlipOp& op) {
   return IsRandom(op.horizontal) || IsRandom(op.vertical);

@@ -290,7 +290,7 @@ class CompiledFeaturePaths : public FeaturePaths {
       PENSTOCK_RETURN_IF_ERROR(Named(inputs_[i].Check(raw[i]), inputs_[i]));
     }
     for (const RowBuilder::Action& each : plan_.actions) {
-      PENSTOCK_RETURN_IF_ERROR(each.step.stage ? RunStep(each.step, mine)
+      PENSTOCK_RETURN_IF_ERROR(each.step.stage ? RunStep(each.step, key, mine)
                                                : Make(each.path, key, mine));
     }
     for (size_t i = 0; i < plan_.paths.size(); ++i) {
@@ -339,7 +339,8 @@ class CompiledFeaturePaths : public FeaturePaths {
                  path);
   }
 
-  static Status RunStep(const RowBuilder::Step& step, PathScratch& scratch) {
+  static Status RunStep(const RowBuilder::Step& step,
+                        const AugmentationKey& key, PathScratch& scratch) {
     const StepClock::In clocked(scratch.clock, step.part);
     std::array<std::span<const std::byte>, kStepFeaturesMax> in;
     std::array<std::byte*, kStepFeaturesMax> out;
@@ -349,7 +350,7 @@ class CompiledFeaturePaths : public FeaturePaths {
     for (size_t i = 0; i < step.to.size(); ++i) {
       out[i] = MemoryOf(step.to[i], step.to_bytes[i], scratch);
     }
-    return Named(step.stage->Run(std::span(in).first(step.from.size()),
+    return Named(step.stage->Run(std::span(in).first(step.from.size()), key,
                                  std::span(out).first(step.to.size())),
                  step);
   }

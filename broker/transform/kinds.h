@@ -16,6 +16,7 @@
 #include "broker/transform/affine.h"
 #include "broker/transform/color.h"
 #include "broker/transform/concatenate.h"
+#include "broker/transform/decode_audio.h"
 #include "broker/transform/decode_image.h"
 #include "broker/transform/erase.h"
 #include "broker/transform/feature_names.h"
@@ -33,6 +34,7 @@ namespace penstock {
 
 using TransformSpec = std::variant<  //
     DecodeImageOp,                   //
+    DecodeAudioOp,                   //
     CropOp,                          //
     ResizeOp,                        //
     PadOp,                           //

@@ -133,7 +133,9 @@ class PictureStage final : public Stage {
 Status PathBuilder::CheckDecoded() const {
   if (!encoded_) return OkStatus();
   return InvalidArgumentError(
-      "feature '{}' is encoded; put decode_image before it", name_);
+      "feature '{}' is encoded; put decode_image before it, of a sound "
+      "decode_audio",
+      name_);
 }
 
 Status PathBuilder::CheckChannelsLast() const {

@@ -46,6 +46,8 @@ inline FeatureNames DefaultFeature() { return {kDefaultFeature}; }
 // The feature that an op of labels changes.
 inline constexpr char kDefaultLabel[] = "label";
 inline FeatureNames DefaultLabel() { return {kDefaultLabel}; }
+// That of an op of sounds.
+inline constexpr char kDefaultSound[] = "audio";
 // A name, or a list of them.
 ValueType<FeatureNames> FeatureNamesType();
 // The same, of a key that may be absent.

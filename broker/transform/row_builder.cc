@@ -24,8 +24,8 @@ PathBuilder* RowBuilder::Named(const std::string& name) const {
 
 StatusOr<PathBuilder*> RowBuilder::Find(const std::string& name) const {
   if (PathBuilder* const found = Named(name)) return found;
-  if (paths_.size() == 1 &&
-      (name == kDefaultFeature || name == kDefaultLabel)) {
+  if (paths_.size() == 1 && (name == kDefaultFeature || name == kDefaultLabel ||
+                             name == kDefaultSound)) {
     return paths_[0].get();
   }
   return InvalidArgumentError("no feature '{}': give one of {}", name,
@@ -96,13 +96,13 @@ void RowBuilder::Keep(const std::vector<PathBuilder*>& kept) {
 
 Status RowBuilder::AddStep(const std::vector<PathBuilder*>& taken,
                            const ElementSpec& put,
-                           std::unique_ptr<RowStage> stage) {
+                           std::unique_ptr<RowStage> stage, bool decodes) {
   Step step;
   step.name = taken.front()->name();
   step.part = kFirstStep + opening_->step;
   const size_t place = PlaceOf(taken.front());
   for (PathBuilder* const each : taken) {
-    PENSTOCK_RETURN_IF_ERROR(each->CheckDecoded());
+    if (!decodes) PENSTOCK_RETURN_IF_ERROR(each->CheckDecoded());
     Path path = {.name = each->name(), .from = each->slot()};
     RawFeature form;
     PENSTOCK_RETURN_IF_ERROR(each->Finish(true, &path.stages, &form));

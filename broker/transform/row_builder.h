@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "broker/source/source.h"
+#include "broker/transform/augmentation.h"
 #include "broker/transform/map_file.h"
 #include "broker/transform/path_builder.h"
 #include "common/element_spec.h"
@@ -28,8 +29,10 @@ class RowStage {
  public:
   virtual ~RowStage() = default;
   // in and out in the order of Take and Put; out[i] has the bytes of a row of
-  // its feature. DataLoss: the record is bad.
+  // its feature. key: of the random numbers, if it draws some. DataLoss: the
+  // record is bad.
   virtual Status Run(std::span<const std::span<const std::byte>> in,
+                     const AugmentationKey& key,
                      std::span<std::byte* const> out) const = 0;
 };
 
@@ -101,11 +104,11 @@ class RowBuilder {
 
   // The row gets these features, in this order.
   void Keep(const std::vector<PathBuilder*>& kept);
-  // Replaces the features `taken`, which are decoded, by `put`, at the place of
-  // the first. InvalidArgument: the row then has two features of one name, or
-  // too many.
+  // Replaces the features `taken` by `put`, at the place of the first.
+  // decodes: they are files; else InvalidArgument, as where the row then has
+  // two features of one name, or too many.
   Status AddStep(const std::vector<PathBuilder*>& taken, const ElementSpec& put,
-                 std::unique_ptr<RowStage> stage);
+                 std::unique_ptr<RowStage> stage, bool decodes = false);
   // InvalidArgument: two features have one name.
   Status CheckNames() const;
   // Only more of its kind may follow.

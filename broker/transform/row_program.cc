@@ -187,8 +187,8 @@ Status CheckDecoded(const RawSpec& out) {
   for (const RawFeature& feature : out) {
     if (!feature.encoded) continue;
     return InvalidArgumentError(
-        "map: feature '{}' holds picture files, each of its own size; put "
-        "decode_image with a size into it",
+        "map: feature '{}' holds files, each of its own size; put decode_image "
+        "with a size into it, of sounds decode_audio",
         feature.feature.name);
   }
   return OkStatus();

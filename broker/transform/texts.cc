@@ -114,6 +114,7 @@ class ParseJsonStage final : public RowStage {
   }
 
   Status Run(std::span<const std::span<const std::byte>> in,
+             const AugmentationKey&,
              std::span<std::byte* const> out) const override {
     // It keeps its memory; one for each worker.
     thread_local std::vector<std::byte> scratch;

@@ -79,6 +79,7 @@ TokenStage::TokenStage(TokenInput input)
       widen_(CastKernel(input_.dtype, DType::kInt64)) {}
 
 Status TokenStage::Run(std::span<const std::span<const std::byte>> in,
+                       const AugmentationKey&,
                        std::span<std::byte* const> out) const {
   char digits[24];
   PENSTOCK_ASSIGN_OR_RETURN(const uint64_t count, input_.CountIn(in));

@@ -54,6 +54,7 @@ class TokenStage : public RowStage {
   explicit TokenStage(TokenInput input);
 
   Status Run(std::span<const std::span<const std::byte>> in,
+             const AugmentationKey&,
              std::span<std::byte* const> out) const final;
 
  private:

@@ -52,6 +52,7 @@ bool IsAlwaysTheSame(const std::string& name, const OrderedJson& op) {
         name == "crop" ? op : op.value("crop", OrderedJson::object());
     return !crop.contains("random_resized") && !crop.contains("random_pixels");
   }
+  if (name == "decode_audio") return op.value("crop", "") != "random";
   return name == "python" ||
          std::find(kNames.begin(), kNames.end(), name) != kNames.end();
 }

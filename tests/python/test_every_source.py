@@ -12,6 +12,7 @@ import struct
 import subprocess
 import sys
 import tarfile
+import wave
 import zlib
 
 import numpy as np
@@ -58,6 +59,18 @@ def image_folder(folder, damaged):
         path = folder / "a" / f"{BAD:02}.jpg"
         os.truncate(path, path.stat().st_size // 2)
     return penstock.Dataset.image_folder(folder).map(penstock.decode_image(16))
+
+
+def audio_folder(folder, damaged):
+    for n in range(RECORDS):
+        (folder / "a").mkdir(exist_ok=True)
+        with wave.open(str(folder / "a" / f"{n:02}.wav"), "wb") as file:
+            file.setparams((1, 2, 8000, 0, "NONE", ""))
+            file.writeframes(np.arange(400 + n, dtype="<i2").tobytes())
+    if damaged:
+        os.truncate(folder / "a" / f"{BAD:02}.wav", 300)
+    return penstock.Dataset.audio_folder(folder).map(
+        penstock.decode_audio(16000, 0.1, mono=True))
 
 
 def idx(folder, damaged):
@@ -175,11 +188,12 @@ def synthetic(folder, damaged):
     return penstock.Dataset.synthetic(RECORDS, {"x": penstock.TensorSpec((4,), "float32")})
 
 
-SOURCES = [image_folder, idx, fixed_length_records, text_lines, json_lines, csv, tokens,
+SOURCES = [image_folder, audio_folder, idx, fixed_length_records, text_lines, json_lines, csv, tokens,
            npy, npz, tfrecord, webdataset, mds, python, range_, tensors, synthetic]
 # What a record is told by, behind its file.
 DAMAGE = {
     image_folder: r"05\.jpg: .*",
+    audio_folder: r"05\.wav: .*truncated: its samples have 810 bytes, of which 256 are",
     fixed_length_records: r"records, offset 65: feature 'flag': byte 0 of its row is 7",
     text_lines: r"lines\.txt, line 6.*: a line of 8 bytes; at most 7 fit",
     json_lines: r"a\.jsonl, line 6: not JSON: .*",

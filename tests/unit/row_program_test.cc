@@ -477,10 +477,10 @@ TEST_F(RowProgramTest, ErrorsNameTheOpAndTheWayOut) {
   chw.layout = Layout::kChw;
   EXPECT_EQ(CompileError({normalize}, Encoded()),
             "map[0].normalize: feature 'image' is encoded; put decode_image "
-            "before it");
+            "before it, of a sound decode_audio");
   EXPECT_EQ(CompileError({}, Encoded()),
-            "map: feature 'image' holds picture files, each of its own size; "
-            "put decode_image with a size into it");
+            "map: feature 'image' holds files, each of its own size; put "
+            "decode_image with a size into it, of sounds decode_audio");
   EXPECT_EQ(CompileError({decode, decode}, Encoded()),
             "map[1].decode_image: wants a picture file, found image uint8 "
             "[8, 8, 3]; use resize to change its size");

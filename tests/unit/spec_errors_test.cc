@@ -298,7 +298,8 @@ TEST(SpecErrorsTest, EveryStepOnEveryDTypeAndShape) {
       }
     }
     // Those that take what this test has none of.
-    const std::set<std::string> other = {"decode_image", "python", "plugin"};
+    const std::set<std::string> other = {"decode_image", "decode_audio",
+                                         "python", "plugin"};
     EXPECT_EQ(accepted, !other.contains(name)) << step;
   }
 }
@@ -324,6 +325,18 @@ constexpr Case kMapCases[] = {
     {"decode_image",
      "decode_image: {size: 4, crop: {random_resized: {scale: [1, 0.5]}}}",
      "decode_image.crop.random_resized.scale", "1 is above 0.5"},
+    {"decode_audio",
+     "decode_audio: {rate: 8000, seconds: 1, mono: true, feature: x}",
+     "decode_audio", "wants a sound file, found x float32"},
+    {"decode_audio", "decode_audio: {rate: 8000, seconds: 1}", "decode_audio",
+     "needs `mono: true`, or `channels`"},
+    {"decode_audio",
+     "decode_audio: {rate: 8000, seconds: 1, mono: true, channels: 1}",
+     "decode_audio.channels", "mono has one: leave one of them out"},
+    {"decode_audio", "decode_audio: {rate: 999, seconds: 1, mono: true}",
+     "decode_audio.rate", "from 1000 to 768000"},
+    {"decode_audio", "decode_audio: {rate: 8000, seconds: 0, mono: true}",
+     "decode_audio.seconds", "from 0.001 to 86400"},
     {"crop", "crop: {size: 4}", "crop", "needs one of"},
     {"crop", "crop: {at: {top: 5, left: 0, height: 5, width: 1}, size: 4}",
      "crop", "takes rows to 10 and columns to 1 of a picture of 8 x 8"},

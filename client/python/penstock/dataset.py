@@ -92,13 +92,23 @@ class Dataset:
             path=absolute(path), labels=labels, masks=masks, io=io), name)
 
     @classmethod
+    def audio_folder(cls, path: Path, *, labels: Optional[str] = None,
+                     io: Optional[str] = None,
+                     name: Optional[str] = None) -> "Dataset":
+        """Sounds (WAV, FLAC, MP3, Ogg, Opus, AIFF and others) as ``image_folder`` has
+        pictures. Features: ``audio`` (encoded), which ``penstock.decode_audio``
+        decodes, and ``label``."""
+        return cls._of("audio_folder", given(
+            path=absolute(path), labels=labels, io=io), name)
+
+    @classmethod
     def image_list(cls, file: Path, columns: Mapping[str, Any], *,
                    folder: Optional[Path] = None, delimiter: Optional[str] = None,
                    header: Optional[bool] = None, longer: Optional[str] = None,
                    on_missing: Optional[str] = None, io: Optional[str] = None,
                    name: Optional[str] = None) -> "Dataset":
-        """Pictures that a file of comma-separated values names, a sample per row, in
-        its order. ``columns``: {name: {"encoded": True}} of the path of a picture,
+        """Pictures (or sounds) that a file of comma-separated values names, a sample per
+        row, in its order. ``columns``: {name: {"encoded": True}} of the path of one,
         {name: {"classes": True}} of a class's name, which becomes its number in byte
         order of all names (or in a list: {"classes": ["cat", "dog"]}), and numbers
         and text as in ``csv``, with "column". Paths are below ``folder``; if None,

@@ -103,6 +103,20 @@ def decode_image(size: Size, crop: Union[str, Mapping[str, Any], None] = None,
                       interpolation=interpolation)
 
 
+def decode_audio(rate: int, seconds: float, *, mono: Optional[bool] = None,
+                 channels: Optional[int] = None, crop: Optional[str] = None,
+                 feature: Optional[Names] = None) -> Operation:
+    """What libsndfile reads (WAV, FLAC, MP3, Ogg Vorbis, Opus, AIFF, ...) -> float32
+    [samples] of ``mono=True`` (the mean of the channels), [samples, channels] of
+    ``channels=N``; with ``NAME.length``, how many are the row's (``batch.lengths``).
+
+    ``rate``: a file of another one is resampled (soxr, high quality); ``seconds``:
+    the room; ``crop``: "start", "center" or "random" part of a longer file, which is
+    an error if not given; ``feature`` ("audio")."""
+    return _operation("decode_audio", rate=rate, seconds=seconds, mono=mono,
+                      channels=channels, crop=crop, feature=feature)
+
+
 def crop(how: Union[str, Mapping[str, Any]], size: Size,
          feature: Optional[Names] = None, *, mask: Optional[Names] = None,
          interpolation: Optional[str] = None) -> Operation:
