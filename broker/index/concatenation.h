@@ -25,6 +25,11 @@ class Concatenation {
 
   uint64_t count() const { return ends_.empty() ? 0 : ends_.back(); }
 
+  uint64_t BeginOf(size_t part) const {
+    return part == 0 ? 0 : ends_[part - 1];
+  }
+  uint64_t memory_bytes() const { return ends_.size() * sizeof(ends_[0]); }
+
   struct Place {
     size_t part;
     uint64_t record;  // of this part
@@ -33,7 +38,7 @@ class Concatenation {
   Place Find(uint64_t record) const {
     const size_t part = static_cast<size_t>(
         std::upper_bound(ends_.begin(), ends_.end(), record) - ends_.begin());
-    return {part, record - (part == 0 ? 0 : ends_[part - 1])};
+    return {part, record - BeginOf(part)};
   }
 
  private:

@@ -113,9 +113,8 @@ void DataFile::AddTime(Fingerprint* to) const {
 }
 
 bool DataFile::Changed() const {
-  const std::string& path = real_path_.empty() ? path_ : real_path_;
   struct stat st;
-  return stat(path.c_str(), &st) != 0 || st.st_dev != device_ ||
+  return stat(real_path().c_str(), &st) != 0 || st.st_dev != device_ ||
          st.st_ino != inode_ || static_cast<uint64_t>(st.st_size) != bytes_ ||
          ModifiedNs(st) != mtime_ns_;
 }

@@ -65,6 +65,10 @@ class DataFile {
   static constexpr uint64_t kMapBytesMax = uint64_t{4} << 30;
 
   const std::string& path() const { return path_; }
+  // The broker's own.
+  const std::string& real_path() const {
+    return real_path_.empty() ? path_ : real_path_;
+  }
   uint64_t bytes() const { return bytes_; }
   uint64_t device() const { return device_; }
   uint64_t inode() const { return inode_; }

@@ -61,4 +61,18 @@ StatusOr<std::vector<uint64_t>> FileRunsOf(const Order& order,
       context.budget);
 }
 
+StatusOr<std::vector<uint64_t>> ReadRunsOf(const Order& order,
+                                           const SelectContext& context) {
+  const StatusOr<Column> group = FindColumn("row_group", context);
+  if (!group.ok()) return FileRunsOf(order, context);
+  PENSTOCK_ASSIGN_OR_RETURN(const Column file, FindColumn("file", context));
+  return FileRuns(
+      order,
+      [&](uint64_t record, uint64_t other) {
+        return group->value(record) == group->value(other) &&
+               file.value(record) == file.value(other);
+      },
+      context.budget);
+}
+
 }  // namespace penstock

@@ -19,6 +19,10 @@ StatusOr<std::vector<uint64_t>> FileRuns(
 StatusOr<std::vector<uint64_t>> FileRunsOf(const Order& order,
                                            const SelectContext& context);
 
+// The same of what is read at once: row groups, where the records have them.
+StatusOr<std::vector<uint64_t>> ReadRunsOf(const Order& order,
+                                           const SelectContext& context);
+
 // An order of the runs of another, so many files at a time.
 class InRuns : public Order {
  public:

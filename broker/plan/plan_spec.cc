@@ -110,7 +110,8 @@ const Declaration<ShuffleSpec>& ShuffleSpec::Declared() {
           .Optional(
               "window_files", &ShuffleSpec::window_files,
               Maybe(WholeNumber<uint32_t>(1, kWindowFilesMax)),
-              "the files in a random order, and records shuffled within "
+              "the files, or row groups of Parquet, in a random order, and "
+              "records shuffled within "
               "windows of so many of them: for disks and storage that "
               "read one file to its end faster than many in turn; absent: "
               "all records are shuffled together");

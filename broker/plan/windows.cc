@@ -111,7 +111,7 @@ StatusOr<std::unique_ptr<Order>> InWindows(const ShuffleSpec& shuffle,
                                            std::unique_ptr<Order> of,
                                            const SelectContext& context) {
   if (!shuffle.window_files) return of;
-  auto runs = FileRunsOf(*of, context);
+  auto runs = ReadRunsOf(*of, context);
   if (!runs.ok()) return runs.status().Prepend("shuffle.window_files");
   if (*shuffle.window_files > runs->size()) {
     return InvalidArgumentError(

@@ -282,6 +282,24 @@ struct PythonDatasetSource {
                     const FunctionOptions& options) const;
 };
 
+// ---- parquet.cc
+
+// Rows of Parquet and Arrow files, which processes of Python read with pyarrow.
+struct ParquetSource {
+  FilePatterns files;
+  std::optional<std::vector<std::string>> columns;  // nullopt: all
+  std::optional<FeatureValues<uint64_t>> max_length;
+  uint64_t max_bytes = 0;        // of a text; 0: by the first ones
+  std::string fallbacks = "{}";  // JSON, by column
+  Longer longer = Longer::kFail;
+  uint32_t processes = 0;  // 0: one per worker
+  bool operator==(const ParquetSource&) const = default;
+
+  static const Declaration<ParquetSource>& Declared();
+  OpenedSource Open(OpenProgress* progress,
+                    const FunctionOptions& options) const;
+};
+
 // ---- range.cc
 
 // Computed numbers; no memory, no reads.
@@ -409,6 +427,7 @@ using SourceSpec = std::variant<  //
     TfrecordSource,               //
     WebdatasetSource,             //
     MdsSource,                    //
+    ParquetSource,                //
     PythonDatasetSource,          //
     RangeSource,                  //
     TensorsSource,                //

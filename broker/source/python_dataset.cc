@@ -21,8 +21,6 @@
 namespace penstock {
 namespace {
 
-constexpr uint32_t kProcessesMax = 4096;
-constexpr uint64_t kTextBytesMax = uint64_t{1} << 30;
 class PythonDataset final : public Source {
  public:
   PythonDataset(PythonRecords records, uint32_t processes, bool of_object)
@@ -66,39 +64,6 @@ class PythonDataset final : public Source {
   const bool of_object_;
   mutable std::atomic<uint32_t> next_index_{0};
 };
-
-// What the template says of the dataset.
-Status ReadDescription(const std::string& text, GrowingMemory* memory,
-                       PythonRecords* records, bool* forks) {
-  const nlohmann::json described =
-      nlohmann::json::parse(text, nullptr, /*allow_exceptions=*/false);
-  if (!described.is_object() || !described.contains("structure") ||
-      !described.contains("features") || !described.contains("length") ||
-      !described["length"].is_number_unsigned()) {
-    return InternalError("its process described no dataset");
-  }
-  records->length = described["length"];
-  *forks = described.value("forks", false);
-  if (records->length > kRecordsMax) {
-    return InvalidArgumentError("it has more than {} samples", kRecordsMax);
-  }
-  PENSTOCK_ASSIGN_OR_RETURN(const ElementSpec features,
-                            ElementSpecFromJson(described["features"]));
-  for (size_t i = 0; i < features.size(); ++i) {
-    records->features.push_back(
-        {features[i], described["features"][i].value("encoded", false)});
-  }
-  records->iterators = described.value("iterators", 0u);
-  if (records->iterators > kProcessesMax) {
-    return InvalidArgumentError("it has more than {} iterators", kProcessesMax);
-  }
-  const uint64_t begin = described.value("begin", uint64_t{0});
-  PENSTOCK_RETURN_IF_ERROR(memory->Follow(begin));
-  records->begin.assign(reinterpret_cast<const char*>(memory->data()), begin);
-  records->argument["features"] = described["features"];
-  records->argument["structure"] = described["structure"];
-  return OkStatus();
-}
 
 Status CheckObject(const std::string& path, const FunctionOptions& options) {
   std::error_code error;
@@ -153,7 +118,7 @@ const Declaration<PythonDatasetSource>& PythonDatasetSource::Declared() {
                     "names for the items of a sample that is a tuple")
           .Optional(
               "max_bytes", &PythonDatasetSource::max_bytes,
-              WholeNumber<uint64_t>(0, kTextBytesMax),
+              WholeNumber<uint64_t>(0, kPythonTextBytesMax),
               "room for a text; 0: four times the first one's, 1024 at least. "
               "Of an object: of a batch; 0: 256 MiB, or 32 times the first "
               "batch's")
@@ -164,7 +129,7 @@ const Declaration<PythonDatasetSource>& PythonDatasetSource::Declared() {
           .Optional("longer", &PythonDatasetSource::longer, LongerType(),
                     "text, list: an error of its sample, or cut")
           .Optional("processes", &PythonDatasetSource::processes,
-                    WholeNumber<uint32_t>(0, kProcessesMax),
+                    WholeNumber<uint32_t>(0, kPythonProcessesMax),
                     "how many make samples; 0: one per worker")
           .Check(CheckPython);
   return declared;
@@ -198,6 +163,7 @@ OpenedSource PythonDatasetSource::Open(OpenProgress* progress,
       {"max_length", nlohmann::json::object()},
       {"cuts", longer == Longer::kCut},
       {"processes", processes},
+      {"given", 0},
       {"index", 0},
       {"template", true}};
   for (const auto& [name, room] :
@@ -232,18 +198,11 @@ OpenedSource PythonDatasetSource::Open(OpenProgress* progress,
                                    records.argument.dump(), memory, cancelled);
   }
   if (!process.ok()) return prepend(process.status());
-  bool forks = false;
-  Status status =
-      ReadDescription((*process)->greeting(), &memory, &records, &forks);
-  if (status.ok() && !of_object) status = LayOutColumns(&records);
-  if (!status.ok()) return prepend(status);
-  if (forks && !records.parent) {
-    records.parent = std::make_shared<PythonTemplate>(*std::move(process));
+  if (const Status taken =
+          TakeTemplate(*std::move(process), !of_object, &memory, &records);
+      !taken.ok()) {
+    return prepend(taken);
   }
-  records.argument["template"] = false;
-  records.argument["columns"] = records.columns;
-  records.argument["heap"] = records.heap;
-  records.argument["rows"] = records.rows;
   return std::unique_ptr<Source>(
       new PythonDataset(std::move(records), processes, of_object));
 }

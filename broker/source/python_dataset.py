@@ -2,8 +2,9 @@
 
 Its argument: see PythonDatasetSource::Open. What it makes of the samples: the
 columns of python_rows.py, of a dataset that a factory gives, or the batches of
-python_batches.py, of a pickled one, or of python_iterators.py, of an iterable one. As a template it says what the dataset has,
-and by "forks" whether processes can be forked from it.
+python_batches.py, of a pickled one, or of python_iterators.py, of an iterable one; or the
+rows of files, of python_parquet.py. As a template it says what the dataset has, and by
+"forks" whether processes can be forked from it.
 
 Random numbers: `random`, `numpy.random` and torch's generator of the CPU are
 seeded by seed, pass and record. That costs more than a cheap row, so rows are
@@ -137,6 +138,8 @@ def stack_pictures(pictures, *, collate_fn_map=None):
 
 
 def open_dataset(options):
+    if options["given"]:
+        return Opened(Parquet(options))
     if options["object"] is None:
         factory = find_function(options["dataset"], options["python_path"],
                                 options["writable_by"])
@@ -154,7 +157,7 @@ def length_of(dataset):
 def check_map_style(opened):
     dataset = opened.dataset
     kind = type(dataset).__name__
-    if opened.iterable:
+    if opened.iterable or isinstance(dataset, Parquet):
         return
     if not hasattr(type(dataset), "__getitem__"):
         what = ("an iterable dataset has no positions to shuffle: give it to "
@@ -327,6 +330,8 @@ def template(options):
 
 
 def describe_of(options, opened):
+    if options["given"]:
+        return lambda opened, options: opened.dataset.describe(options)
     if options["object"] is None:
         return describe_rows
     return describe_iterators if opened.iterable else describe_batches
@@ -341,8 +346,10 @@ def prepare(options):
         return json.dumps({"forks": True,
                            **describe_of(options, opened)(opened, options)}
                           ).encode(), None
-    opened.begin_worker(options)
     growth = Growth(type(opened.dataset).__name__, options["growth_bytes"])
+    if options["given"]:
+        return b"", ParquetRows(opened.dataset, options, growth).make
+    opened.begin_worker(options)
     made = (Rows if options["object"] is None else
             Iterators if opened.iterable else Batches)
     return b"", made(opened, options, growth).make

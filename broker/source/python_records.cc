@@ -16,7 +16,63 @@ constexpr uint64_t kGrowthBytes = uint64_t{1} << 30;
 // Processes that end at a record before it is to blame.
 constexpr int kDeathsMax = 2;
 
+// What the template says of the dataset.
+Status ReadDescription(const std::string& text, GrowingMemory* memory,
+                       PythonRecords* records, bool* forks) {
+  const nlohmann::json described =
+      nlohmann::json::parse(text, nullptr, /*allow_exceptions=*/false);
+  if (!described.is_object() || !described.contains("structure") ||
+      !described.contains("features") || !described.contains("length") ||
+      !described["length"].is_number_unsigned()) {
+    return InternalError("its process described no dataset");
+  }
+  records->length = described["length"];
+  *forks = described.value("forks", false);
+  if (records->length > kRecordsMax) {
+    return InvalidArgumentError("it has more than {} samples", kRecordsMax);
+  }
+  PENSTOCK_ASSIGN_OR_RETURN(const ElementSpec features,
+                            ElementSpecFromJson(described["features"]));
+  for (size_t i = 0; i < features.size(); ++i) {
+    records->features.push_back(
+        {features[i], described["features"][i].value("encoded", false)});
+  }
+  records->iterators = described.value("iterators", 0u);
+  if (records->iterators > kPythonProcessesMax) {
+    return InvalidArgumentError("it has more than {} iterators",
+                                kPythonProcessesMax);
+  }
+  const uint64_t begin = described.value("begin", uint64_t{0});
+  PENSTOCK_RETURN_IF_ERROR(memory->Follow(begin));
+  records->begin.assign(reinterpret_cast<const char*>(memory->data()), begin);
+  records->argument["features"] = described["features"];
+  records->argument["structure"] = described["structure"];
+  return OkStatus();
+}
+
 }  // namespace
+
+Status FillMemory(const PythonRecords& records, uint64_t bytes,
+                  GrowingMemory* memory) {
+  const std::string& given = records.given;
+  PENSTOCK_RETURN_IF_ERROR(
+      memory->Reserve(std::max<uint64_t>(bytes, given.size())));
+  std::memcpy(memory->data(), given.data(), given.size());
+  return OkStatus();
+}
+
+Status TakeTemplate(std::unique_ptr<PythonProcess> process, bool in_columns,
+                    GrowingMemory* memory, PythonRecords* records) {
+  bool forks = false;
+  PENSTOCK_RETURN_IF_ERROR(
+      ReadDescription(process->greeting(), memory, records, &forks));
+  if (in_columns) PENSTOCK_RETURN_IF_ERROR(LayOutColumns(records));
+  if (forks && !records->parent) {
+    records->parent = std::make_shared<PythonTemplate>(std::move(process));
+  }
+  records->argument["template"] = false;
+  return OkStatus();
+}
 
 Status AwaitFile(const std::string& path, const Cancelled& cancelled) {
   constexpr std::chrono::milliseconds kLook{50};
@@ -41,11 +97,14 @@ uint64_t PythonWaitNs(const FunctionOptions& options) {
 }
 
 Status PythonRecordProcess::Start(uint64_t bytes) {
-  PENSTOCK_RETURN_IF_ERROR(memory_.Reserve(bytes));
-  if (process_ != nullptr) return OkStatus();
+  if (process_ != nullptr) return memory_.Reserve(bytes);
+  PENSTOCK_RETURN_IF_ERROR(FillMemory(*records_, bytes, &memory_));
   const FunctionOptions& options = records_->options;
   nlohmann::json argument = records_->argument;
   argument["index"] = index_;
+  argument["columns"] = records_->columns;
+  argument["heap"] = records_->heap;
+  argument["rows"] = records_->rows;
   // The next one may grow more: the dataset may need it.
   argument["growth_bytes"] = kGrowthBytes << std::min(starts_++, 10);
   argument["memory_bytes"] = memory_.bytes();

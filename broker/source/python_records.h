@@ -26,12 +26,17 @@ struct PythonRecords {
   // nullptr: each process loads the dataset itself.
   std::shared_ptr<PythonTemplate> parent;
   nlohmann::json argument;
+  // What each process finds in its memory when it starts; its size is "given"
+  // of the argument.
+  std::string given;
   uint64_t length = 0;
   RawSpec features;
 
   // What an iterable dataset has.
   uint32_t iterators = 0;
-  std::string begin;  // the position that a job begins at (python_iterators.cc)
+  // The position that a job begins at (python_iterators.cc); what a template
+  // says of files (parquet.cc).
+  std::string begin;
 
   // Samples in columns.
   std::vector<uint64_t> columns;  // their offsets
@@ -39,12 +44,22 @@ struct PythonRecords {
   uint64_t rows = 0;              // in the columns
 };
 
+inline constexpr uint32_t kPythonProcessesMax = 4096;
+inline constexpr uint64_t kPythonTextBytesMax = uint64_t{1} << 30;
 // The offset of the heap in the memory of whole batches.
 inline constexpr size_t kPythonHeap = 64;
 
 // Places the columns of rows; InvalidArgument or ResourceExhausted: they are
 // too large.
 Status LayOutColumns(PythonRecords* records);
+
+// The memory of a process that starts, with what it is given.
+Status FillMemory(const PythonRecords& records, uint64_t bytes,
+                  GrowingMemory* memory);
+// Takes what the template says of its dataset, keeps it if others can be forked
+// from it, and completes the argument of those. in_columns: LayOutColumns.
+Status TakeTemplate(std::unique_ptr<PythonProcess> process, bool in_columns,
+                    GrowingMemory* memory, PythonRecords* records);
 
 // Sample by sample, into columns (python_rows.py).
 std::unique_ptr<Source::Maker> MakePythonRows(

@@ -9,6 +9,7 @@
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <set>
+#include <thread>
 #include <unordered_map>
 #include <utility>
 
@@ -72,6 +73,13 @@ std::optional<Readable> FindReadable(const RawSpec& raw_spec,
   }
   readable.bytes_feature = static_cast<size_t>(bytes - raw_spec.begin());
   return readable;
+}
+
+// Whole records of a process are not made for a column.
+bool IsRead(const Source& source, const std::string& name) {
+  const std::array names = {name};
+  return FindReadable(source.raw_spec(), name) &&
+         (source.wait_ns() == 0 || source.OfFeatures(names) != nullptr);
 }
 
 std::string_view TextIn(const RawRecord& raw, const Readable& readable) {
@@ -148,6 +156,34 @@ Status ReadRecords(const Source& source, uint64_t begin, uint64_t end,
     if (!status.ok() && reader->in_flight() == 0) break;
   }
   return status;
+}
+
+// The same of records that a process makes, in their order.
+template <typename Each>
+Status MakeRecords(const Source& source, uint64_t begin, uint64_t end,
+                   const OpenProgress& progress, const Each& each) {
+  constexpr uint64_t kAtOnce = 1024;
+  const std::unique_ptr<Source::Maker> maker =
+      source.MakeMaker([&progress] { return progress.cancel.load(); });
+  std::vector<Source::Wanted> wanted;
+  RawRecord raw;
+  for (uint64_t record = begin; record < end; ++record) {
+    if ((record - begin) % kAtOnce == 0) {
+      wanted.clear();
+      for (uint64_t i = record; i < std::min(end, record + kAtOnce); ++i) {
+        wanted.push_back({i, 0});
+      }
+    }
+    const auto rest = std::span(wanted).subspan((record - begin) % kAtOnce);
+    Status made = AbortedError("not asked");
+    while (made.code() == StatusCode::kAborted) {
+      maker->Expect(0, rest);
+      made = maker->Make(0, rest.front(), &raw);
+    }
+    if (!made.ok()) return made.Prepend(source.Describe(record));
+    PENSTOCK_RETURN_IF_ERROR(each(record, raw));
+  }
+  return OkStatus();
 }
 
 // Any thread adds texts.
@@ -285,25 +321,40 @@ class ColumnValues {
     }
     progress->done = 0;
     progress->total = records_;
-    const auto turns = static_cast<size_t>((records_ + kTurn - 1) / kTurn);
+    const std::array names = {name_};
+    const std::unique_ptr<Source> made =
+        source.wait_ns() > 0 ? source.OfFeatures(names) : nullptr;
+    const Readable readable =
+        made ? *FindReadable(made->raw_spec(), name_) : readable_;
+    // A process for each processor, and one turn for each process.
+    const uint64_t turn_records =
+        made ? std::max(kTurn,
+                        records_ / std::max(std::thread::hardware_concurrency(),
+                                            1u) +
+                            1)
+             : kTurn;
+    const auto turns =
+        static_cast<size_t>((records_ + turn_records - 1) / turn_records);
     PENSTOCK_RETURN_IF_ERROR(InParallel(turns, [&](size_t turn) -> Status {
       if (progress->cancel.load()) {
         return CancelledError("nobody waits any more");
       }
       KnownTexts known(&texts);
-      const uint64_t begin = turn * kTurn;
-      const uint64_t end = std::min(begin + kTurn, records_);
-      PENSTOCK_RETURN_IF_ERROR(ReadRecords(
-          source, begin, end, [&](uint64_t record, const RawRecord& raw) {
-            if (readable_.bytes_feature) {
-              PENSTOCK_ASSIGN_OR_RETURN(places_[record],
-                                        known.PlaceOf(TextIn(raw, readable_)));
-              return OkStatus();
-            }
-            numbers_[record] = BitsOf(
-                NumberOf(readable_.dtype, raw[readable_.feature].data()));
-            return OkStatus();
-          }));
+      const uint64_t begin = turn * turn_records;
+      const uint64_t end = std::min(begin + turn_records, records_);
+      const auto keep = [&](uint64_t record, const RawRecord& raw) {
+        if (readable.bytes_feature) {
+          PENSTOCK_ASSIGN_OR_RETURN(places_[record],
+                                    known.PlaceOf(TextIn(raw, readable)));
+          return OkStatus();
+        }
+        numbers_[record] =
+            BitsOf(NumberOf(readable.dtype, raw[readable.feature].data()));
+        return OkStatus();
+      };
+      PENSTOCK_RETURN_IF_ERROR(
+          made ? MakeRecords(*made, begin, end, *progress, keep)
+               : ReadRecords(source, begin, end, keep));
       progress->done += end - begin;
       return OkStatus();
     }));
@@ -402,11 +453,8 @@ class ColumnValues {
 
 std::vector<std::string> ReadColumns::NamesOf(const Source& source) {
   std::vector<std::string> names;
-  if (source.wait_ns() > 0) return names;
   for (const RawFeature& raw : source.raw_spec()) {
-    if (FindReadable(source.raw_spec(), raw.feature.name)) {
-      names.push_back(raw.feature.name);
-    }
+    if (IsRead(source, raw.feature.name)) names.push_back(raw.feature.name);
   }
   return names;
 }
@@ -416,13 +464,12 @@ StatusOr<ReadColumns> ReadColumns::Open(std::span<const ColumnUse> uses,
                                         const Source& source,
                                         OpenProgress* progress) {
   ReadColumns opened;
-  // What processes make is not read here.
-  if (source.record_count() == 0 || source.wait_ns() > 0) return opened;
+  if (source.record_count() == 0) return opened;
   std::set<std::string> known;
   for (const Column& column : source.columns(0)) known.insert(column.name);
   for (const auto& [path, name] : uses) {
     const auto readable = FindReadable(source.raw_spec(), name);
-    if (!readable || !known.insert(name).second) continue;
+    if (!IsRead(source, name) || !known.insert(name).second) continue;
     auto values =
         std::make_shared<ColumnValues>(name, *readable, source.record_count());
     Status found = values->Find(spec, source, progress);

@@ -157,6 +157,12 @@ class Source {
   };
   // nullptr: records are located and unpacked.
   virtual std::unique_ptr<Maker> MakeMaker(Cancelled) const { return nullptr; }
+  // The same records with these features, and what comes with them: cheap to
+  // make, so that `select` may go by it. nullptr: only whole records are made.
+  virtual std::unique_ptr<Source> OfFeatures(
+      std::span<const std::string> /*names*/) const {
+    return nullptr;
+  }
   // The longest that Make waits; 0: there is no Maker.
   virtual uint64_t wait_ns() const { return 0; }
   // Records that are asked for in another order than that of a pass cost much

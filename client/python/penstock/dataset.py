@@ -272,6 +272,30 @@ class Dataset:
             verify=verify, io=io), name)
 
     @classmethod
+    def parquet(cls, files: Files,
+                columns: Union[str, Sequence[str], None] = None, *,
+                max_length: Optional[Mapping[str, int]] = None,
+                max_bytes: Optional[int] = None,
+                default: Optional[Mapping[str, Any]] = None,
+                longer: Optional[str] = None,
+                processes: Optional[int] = None,
+                name: Optional[str] = None) -> "Dataset":
+        """Rows of Parquet and Arrow files (Hugging Face's cache files too), which
+        processes of the broker read with pyarrow, only ``columns`` (all if None) of
+        them; a field of a struct is "image.bytes". Bytes are an encoded picture.
+        ``max_length``: {NAME: n}, lists that differ in length, or bytes that are no
+        picture: NAME has room for n, and NAME.length int64 [] says how many are the
+        row's. Other lists have the shape of the first one. ``max_bytes``: room for a
+        text, which brings NAME_bytes int64 []. ``default``: {NAME: a number, a text,
+        or []} for null, else an error of the sample. ``longer``: "fail" or "cut" longer
+        texts and lists."""
+        return cls._of("parquet", given(
+            files=absolute_files(files), columns=columns,
+            max_length=None if max_length is None else dict(max_length),
+            max_bytes=max_bytes, default=None if default is None else dict(default),
+            longer=longer, processes=processes), name)
+
+    @classmethod
     def python(cls, dataset: Optional[str] = None, *,
                args: Optional[Mapping[str, Any]] = None,
                object: Optional[Path] = None,

@@ -1,0 +1,695 @@
+"""Rows of Parquet and Arrow files, which pyarrow reads.
+
+A row group of Parquet and a record batch of Arrow are a *group*: what is read at once.
+What the template says of the files, beside what it says of a dataset's rows
+(python_rows.py):
+
+  {"given": bytes of the row counts of all groups, u64 each, in the memory, those of a
+   file after one more u64: how many groups it has}
+
+Its structure is a list of columns: {"feature", "path" in the schema, "kind", "dtype" and
+"shape" in the file, "room", "default"}. The kinds are "array", "items" (a list that
+differs in length), "text" and "bytes" (encoded).
+
+Only the columns asked for are decoded. Groups stay decoded in GROUPS_BYTES_MAX of a
+process, the last one whatever it takes; Arrow files are mapped.
+"""
+
+import itertools
+
+GROUPS_BYTES_MAX = 256 << 20
+FILES_OPEN_MAX = 64
+# The rows of a call are made group by group; of more groups than that, so many first.
+GROUPS_AT_ONCE = 64
+ROWS_AT_ONCE = 256
+INSTALL = ("parquet is read with pyarrow, which {} cannot import ({}): pip install pyarrow "
+           "into the Python that the broker runs")
+
+
+def import_pyarrow():
+    global pa, pc, pq
+    try:
+        import pyarrow as pa
+        import pyarrow.compute as pc
+        import pyarrow.ipc
+        import pyarrow.parquet as pq
+    except ImportError as error:
+        raise Told(INSTALL.format(sys.executable, error)) from None
+
+
+class BadFile(Told):
+    """A file that cannot be what it says."""
+
+
+# ---- what a schema has
+
+
+def without_extension(kind):
+    while isinstance(kind, pa.BaseExtensionType):
+        kind = kind.storage_type
+    return kind.value_type if pa.types.is_dictionary(kind) else kind
+
+
+def is_binary(kind):
+    return (pa.types.is_binary(kind) or pa.types.is_large_binary(kind) or
+            str(kind) == "binary_view")
+
+
+def is_text(kind):
+    return (pa.types.is_string(kind) or pa.types.is_large_string(kind) or
+            str(kind) == "string_view")
+
+
+def is_list(kind):
+    return pa.types.is_list(kind) or pa.types.is_large_list(kind)
+
+
+def number_type(kind):
+    """The dtype that numbers of it become; None: it is none."""
+    types = pa.types
+    if types.is_boolean(kind):
+        return "bool"
+    if types.is_integer(kind):
+        return {**WIDER, "uint64": "int64"}.get(str(kind), str(kind))
+    if types.is_floating(kind):
+        return {"halffloat": "float16", "float": "float32", "double": "float64"}[str(kind)]
+    if (types.is_timestamp(kind) or types.is_date(kind) or types.is_time(kind)
+            or types.is_duration(kind)):
+        return "int64"
+    return None
+
+
+def find_fields(fields, name):
+    """The ways to the field of a dotted name: a name may have dots itself."""
+    for field in fields:
+        if field.name == name:
+            yield [field.name], field.type
+        elif name.startswith(field.name + "."):
+            kind = without_extension(field.type)
+            if pa.types.is_struct(kind):
+                inner = (kind.field(i) for i in range(kind.num_fields))
+                for path, found in find_fields(inner, name[len(field.name) + 1:]):
+                    yield [field.name, *path], found
+
+
+def leaves(fields, before=""):
+    for field in fields:
+        kind = without_extension(field.type)
+        if pa.types.is_struct(kind):
+            yield from leaves((kind.field(i) for i in range(kind.num_fields)),
+                              f"{before}{field.name}.")
+        else:
+            yield before + field.name
+
+
+def described(kind, name):
+    """(kind, dtype, sizes) of a column, a size of None being one that a type leaves
+    open."""
+    whole, sizes = kind, []
+    kind = without_extension(kind)
+    while is_list(kind) or pa.types.is_fixed_size_list(kind):
+        sizes.append(None if is_list(kind) else kind.list_size)
+        kind = without_extension(kind.value_type)
+    dtype = number_type(kind)
+    if dtype is not None:
+        return "numbers", dtype, sizes
+    if pa.types.is_fixed_size_binary(kind) and not pa.types.is_decimal(kind):
+        return "numbers", "uint8", [*sizes, kind.byte_width]
+    if not sizes and (is_text(kind) or is_binary(kind)):
+        return ("text" if is_text(kind) else "bytes"), "uint8", []
+    way_out = "leave it out of `columns`"
+    if pa.types.is_decimal(kind):
+        way_out = "cast it to float64 or text in the file"
+    elif pa.types.is_struct(kind) and not sizes:
+        way_out = f"name its fields ({name}.{kind.field(0).name if kind.num_fields else 'x'})"
+    raise BadFile(f"column '{name}' is {whole}; wanted numbers, texts, bytes, times, and "
+                  f"lists of numbers: {way_out}")
+
+
+# ---- files
+
+
+class File:
+    """An open file, and where its groups are."""
+
+    def __init__(self, entry, number=0):
+        self.path, self.real, *self.identity = entry
+        self.number = number
+        try:
+            self.descriptor = os.open(self.real, os.O_RDONLY | os.O_CLOEXEC)
+        except OSError as error:
+            raise BadFile(f"{self.path}: {error.strerror}") from None
+        try:
+            self.check_unchanged()
+            self.open()
+        except BaseException as error:
+            self.close()
+            if isinstance(error, (pa.ArrowException, OSError, ValueError)):
+                # Its bytes are foreign, so anything may be wrong with them.
+                raise BadFile(f"{self.path}: {error}") from None
+            raise
+
+    def close(self):
+        os.close(self.descriptor)
+
+    def check_unchanged(self):
+        """Names may come to mean other files; only the one that the broker has opened,
+        as its user may, is read."""
+        status = os.fstat(self.descriptor)
+        if [status.st_dev, status.st_ino, status.st_size,
+                status.st_mtime_ns] != self.identity:
+            raise BadFile(f"{self.path} has changed since it was opened")
+
+    def open(self):
+        name = f"/proc/self/fd/{self.descriptor}"
+        size = self.identity[2]
+        begin = os.pread(self.descriptor, 8, 0)
+        self.parquet = self.batches = None
+        if begin[:4] == b"PAR1":
+            self.parquet = pq.ParquetFile(
+                pa.OSFile(name), thrift_string_size_limit=size,
+                thrift_container_size_limit=max(size, 1))
+            self.schema = self.parquet.schema_arrow
+            metadata = self.parquet.metadata
+            self.rows = [metadata.row_group(i).num_rows
+                         for i in range(metadata.num_row_groups)]
+        elif begin[:6] == b"ARROW1":
+            self.file = pa.ipc.open_file(pa.memory_map(name))
+            self.schema = self.file.schema
+            self.rows = [self.file.get_batch(i).num_rows
+                         for i in range(self.file.num_record_batches)]
+        elif begin[:4] == b"\xff\xff\xff\xff":
+            before = pa.total_allocated_bytes()
+            with pa.ipc.open_stream(pa.memory_map(name)) as stream:
+                self.schema = stream.schema
+                self.batches = []
+                for batch in stream:
+                    self.batches.append(batch)
+                    if pa.total_allocated_bytes() - before > GROUPS_BYTES_MAX:
+                        raise BadFile(
+                            f"{self.path} is a compressed stream of Arrow, of which no "
+                            "part can be read alone: write it as a file "
+                            "(pyarrow.ipc.new_file), or as Parquet")
+            self.rows = [batch.num_rows for batch in self.batches]
+        else:
+            what = "is empty" if size == 0 else f"begins with {begin!r}"
+            raise BadFile(f"{self.path} {what}; wanted a file of Parquet (PAR1) or of "
+                          "Arrow (ARROW1, or a stream)")
+        if any(rows < 0 for rows in self.rows):
+            raise BadFile(f"{self.path}: its footer says that a row group has "
+                          f"{min(self.rows)} rows")
+
+    def find(self, name):
+        found = list(itertools.islice(find_fields(self.schema, name), 2))
+        if not found:
+            names = ", ".join(itertools.islice(leaves(self.schema), 64))
+            raise BadFile(f"{self.path} has no column '{name}'; it has: {names}")
+        if len(found) > 1:
+            raise BadFile(f"{self.path} has several columns '{name}': rename one")
+        return found[0]
+
+    def read(self, group, columns):
+        """The arrays of columns of a group."""
+        self.check_unchanged()
+        tops = [column["path"][0] for column in columns]
+        if self.parquet is not None:
+            table = self.parquet.read_row_group(
+                group, columns=[".".join(column["path"]) for column in columns],
+                use_threads=False)
+        elif self.batches is not None:
+            table = self.batches[group]
+        else:
+            table = self.file.get_batch(group)
+        if table.num_rows != self.rows[group]:
+            raise BadFile(f"row group {group} has {table.num_rows} rows; the footer says "
+                          f"{self.rows[group]}")
+        return [self.column(table.column(top), column["path"][1:])
+                for top, column in zip(tops, columns)]
+
+    def column(self, array, path):
+        if isinstance(array, pa.ChunkedArray):
+            chunks = [self.column(chunk, path) for chunk in array.chunks]
+            if len(chunks) == 1:
+                return chunks[0]
+            return (pa.concat_arrays(chunks) if chunks
+                    else self.column(pa.array([], array.type), path))
+        # Offsets and indices are foreign, and what follows trusts them; texts are
+        # looked at one by one.
+        if is_text(array.type):
+            array = array.view(pa.binary() if pa.types.is_string(array.type)
+                               else pa.large_binary()
+                               ) if "view" not in str(array.type) else array
+        array.validate(full=True)
+        for name in path:
+            array = pc.struct_field(plain_array(array), name)
+        array = plain_array(array)
+        if is_text(array.type) or is_binary(array.type):
+            array = array.cast(pa.large_binary())
+        return array
+
+
+def plain_array(array):
+    while isinstance(array, pa.ExtensionArray):
+        array = array.storage
+    if pa.types.is_dictionary(array.type):
+        array = array.dictionary_decode()
+    return array
+
+
+class Parquet:
+    """The rows of all files."""
+
+    def __init__(self, options):
+        import_pyarrow()
+        import numpy
+        self.numpy = numpy
+        self.entries = given_files(options)
+        self.open_files = collections.OrderedDict()
+        self.scanned = self.scan(options["wanted"])
+
+    def file(self, number):
+        found = self.open_files.pop(number, None) or File(self.entries[number], number)
+        self.open_files[number] = found
+        while len(self.open_files) > FILES_OPEN_MAX:
+            self.open_files.popitem(last=False)[1].close()
+        return found
+
+    def scan(self, names):
+        """Looks at all files: (columns, as (name, path, what it is), row counts of the
+        groups of each file)."""
+        wanted, counts = None, []
+        for number in range(len(self.entries)):
+            file = File(self.entries[number], number)
+            try:
+                if not names:
+                    names = list(leaves(file.schema))
+                    if not names:
+                        raise BadFile(f"{file.path} has no columns")
+                found = []
+                for name in names:
+                    path, kind = file.find(name)
+                    try:
+                        found.append((name, path, described(kind, name)))
+                    except BadFile as error:
+                        raise BadFile(f"{file.path}: {error}") from None
+                for mine, first in zip(found, wanted or found):
+                    if mine != first:
+                        raise BadFile(
+                            f"{file.path}: column '{mine[0]}' is {text_of(mine[2])}; that "
+                            f"of {self.entries[0][0]} is {text_of(first[2])}")
+                wanted = wanted or found
+                counts.append(file.rows)
+            finally:
+                file.close()
+        self.set_groups(counts)
+        if not self.ends.size or not self.ends[-1]:
+            raise BadFile(f"{self.entries[0][0]}: no rows" + (
+                f", in none of {len(self.entries)} files" if len(self.entries) > 1 else ""))
+        return wanted, counts
+
+    def set_groups(self, counts):
+        numpy = self.numpy
+        self.places = [(number, group) for number, rows in enumerate(counts)
+                       for group in range(len(rows))]
+        flat = [rows for of_file in counts for rows in of_file]
+        if sum(flat) > 1 << 53:
+            raise BadFile(f"{sum(flat)} rows, which is more than 2^53")
+        self.ends = numpy.cumsum(numpy.array(flat, numpy.int64))
+
+    def describe(self, options):
+        scanned, counts = self.scanned
+        description = Description(self.numpy, options)
+        rooms, defaults = dict(options["max_length"]), dict(options["default"])
+        columns = []
+        for name, path, (kind, dtype, sizes) in scanned:
+            column = {"name": name, "path": path, "kind": kind, "dtype": dtype,
+                      "room": rooms.pop(name, None), "default": defaults.pop(name, None)}
+            self.describe_column(description, column, sizes)
+            columns.append(column)
+        for option, left in (("max_length", rooms), ("default", defaults)):
+            for name in left:
+                raise BadFile(f"{option}: there is no column '{name}'; there are: "
+                              + ", ".join(each[0] for each in scanned))
+        # u64 each: of each file how many groups it has, then their rows.
+        told = self.numpy.array([number for rows in counts
+                                 for number in (len(rows), *rows)], "<u8").tobytes()
+        os.ftruncate(MEMORY, max(len(told), os.fstat(MEMORY).st_size))
+        mmap.mmap(MEMORY, len(told))[:] = told
+        return {"length": int(self.ends[-1]), "features": description.features,
+                "structure": columns, "begin": len(told)}
+
+    def describe_column(self, description, column, sizes):
+        name, kind, room = column["name"], column["kind"], column["room"]
+        shape = list(sizes)
+        if kind == "numbers" and (None in shape[1:] or shape[:1] == [None] and not room):
+            shape = self.sizes_of_first(column, sizes)
+        if kind == "numbers" and room:
+            if sizes[:1] != [None]:
+                raise BadFile(f"max_length: column '{name}' has the shape {sizes}, which "
+                              "does not differ in length")
+            column.update(kind="items", shape=shape[1:], names=[name, name + ".length"])
+            shape[0] = room
+        elif kind == "numbers":
+            column.update(kind="array", shape=shape, names=[name])
+        elif kind == "bytes" and room:
+            column.update(kind="items", shape=[], names=[name, name + ".length"])
+            shape = [room]
+        elif kind == "bytes":
+            column.update(names=[name])
+        else:
+            if room:
+                raise BadFile(f"max_length: column '{name}' is text: max_bytes is its room")
+            size = description.max_bytes
+            if not size:
+                longest = max(map(len, self.first_values(column, [])), default=0)
+                size = max(1024, 1 << (4 * longest - 1).bit_length())
+            column.update(names=[name, name + "_bytes"])
+            shape = [size]
+        made = [description.feature(name, column["dtype"], shape, kind == "bytes" and not room)]
+        if len(column["names"]) > 1:
+            made.append(description.feature(column["names"][1], "int64", []))
+        if made != column["names"]:
+            raise BadFile(f"two features are named '{name}': rename a column")
+        self.check_default(column, shape)
+
+    def check_default(self, column, shape):
+        value, kind = column["default"], column["kind"]
+        if value is None:
+            return
+        wanted = {"array": "a number", "items": "[]", "text": "a text"}.get(kind)
+        fits = (isinstance(value, (int, float)) if kind == "array" else
+                value == [] if kind == "items" else
+                kind == "text" and isinstance(value, str)
+                and len(value.encode("utf-8", "replace")) <= shape[0])
+        try:
+            if fits and kind == "array":
+                fits = self.numpy.array(value).astype(column["dtype"]) == value
+        except (OverflowError, ValueError):
+            fits = False
+        if not fits:
+            raise BadFile(f"default: column '{column['name']}' " + (
+                f"wants {wanted} that fits" if wanted
+                else "is a picture, which has no default"))
+
+    def first_values(self, column, sizes):
+        """Of the first rows, as Python has them: those that are not null."""
+        at = int(self.numpy.searchsorted(self.ends, 0, "right"))
+        number, group = self.places[at]
+        try:
+            array, = self.file(number).read(group, [column])
+        except pa.ArrowException as error:
+            raise BadFile(f"{self.entries[number][0]}: {error}") from None
+        return [each for each in array[:FIRST_MAX].to_pylist() if each is not None]
+
+    def sizes_of_first(self, column, sizes):
+        """Where a type leaves sizes open, the first rows say them."""
+        def fill(value, sizes):
+            if not sizes:
+                return []
+            if value is None or len(value) == 0:
+                return None if len(sizes) > 1 or value is None else [0]
+            inner = next(filter(None, (fill(each, sizes[1:]) for each in value)), None)
+            return [len(value), *(inner or [])] if inner or len(sizes) == 1 else None
+        found = next(filter(None, (fill(value, sizes)
+                                   for value in self.first_values(column, sizes))), None)
+        if found is None or 0 in found:
+            raise BadFile(
+                f"column '{column['name']}' is of lists, and its first {FIRST_MAX} rows do "
+                f"not say how long they are: give max_length: {{{column['name']}: ...}}")
+        return found
+
+
+def text_of(described):
+    kind, dtype, sizes = described
+    if kind != "numbers":
+        return {"text": "text", "bytes": "bytes"}[kind]
+    return dtype + "".join(f"[{'n' if size is None else size}]" for size in sizes)
+
+
+def given_files(options):
+    memory = mmap.mmap(MEMORY, options["given"], access=mmap.ACCESS_READ)
+    return json.loads(memory[:options["given"]])
+
+
+# ---- groups
+
+
+def dense(numpy, array, dtype, shape):
+    """(values [n, *shape], which of the n are null, or have a null or another size in
+    them; None: none)."""
+    array = plain_array(array)
+    count = len(array)
+    bad = None
+    if array.null_count:
+        bad = ~array.is_valid().to_numpy(zero_copy_only=False)
+    if pa.types.is_fixed_size_binary(array.type):
+        width = shape[-1]
+        data = numpy.frombuffer(array.buffers()[1] or b"", numpy.uint8)
+        begin = array.offset * width
+        return data[begin:begin + count * width].reshape(count, width), bad
+    if not shape:
+        kind = array.type
+        if not (pa.types.is_integer(kind) or pa.types.is_floating(kind)
+                or pa.types.is_boolean(kind)):
+            array = array.view(pa.int64() if kind.bit_width == 64 else pa.int32())
+        if bad is not None:
+            array = pc.fill_null(array, pa.scalar(0, array.type)
+                                 if not pa.types.is_floating(array.type)
+                                 else pa.scalar(numpy.dtype(dtype).type(0), array.type))
+        if str(array.type) == "uint64":
+            array = array.cast(pa.int64())
+        values = array.to_numpy(zero_copy_only=False)
+        return values.astype(dtype, copy=False), bad
+    size, *inner = shape
+    if is_list(array.type):
+        offsets = numpy.asarray(array.offsets.to_numpy())
+        begins, lengths = offsets[:-1], numpy.diff(offsets)
+        good = lengths == size
+        if bad is not None:
+            good &= ~bad
+        items = array.values
+    else:
+        begins = (numpy.arange(count) + array.offset) * size
+        good = numpy.ones(count, bool) if bad is None else ~bad
+        items = array.values
+    if good.all() and (count == 0 or begins[-1] + size - begins[0] == count * size):
+        items = items.slice(int(begins[0]) if count else 0, count * size)
+    else:
+        places = (begins[good][:, None] + numpy.arange(size)).ravel()
+        items = items.take(pa.array(places))
+    values, bad_items = dense(numpy, items, dtype, inner)
+    values = values.reshape(-1, size, *inner)
+    if not good.all():
+        spread = numpy.zeros((count, size, *inner), values.dtype)
+        spread[good] = values
+        values = spread
+    bad = None if good.all() else ~good
+    if bad_items is not None and bad_items.any():
+        bad = numpy.zeros(count, bool) if bad is None else bad
+        bad[numpy.flatnonzero(good)[bad_items.reshape(-1, size).any(1)]] = True
+    return values, bad
+
+
+class Column:
+    """A column of a group: its values, and which rows lack one."""
+
+    def __init__(self, numpy, column, array):
+        self.numpy = numpy
+        self.column = column
+        self.null = (~array.is_valid().to_numpy(zero_copy_only=False)
+                     if array.null_count else None)
+        self.bad = None  # rows of another shape, or items, or with a null within
+        self.bytes = array.nbytes
+        if column["kind"] == "array":
+            self.values, self.bad = dense(numpy, array, column["dtype"], column["shape"])
+            self.bytes = self.values.nbytes
+            return
+        if is_binary(array.type):
+            buffers = array.buffers()
+            self.offsets = numpy.frombuffer(buffers[1] or bytes(8), numpy.int64)[
+                array.offset:array.offset + len(array) + 1]
+            self.values = numpy.frombuffer(buffers[2] or b"", numpy.uint8)
+            return
+        self.offsets = numpy.asarray(array.offsets.to_numpy())
+        begin, end = int(self.offsets[0]), int(self.offsets[-1])
+        self.values, self.bad = dense(numpy, array.values.slice(begin, end - begin),
+                                      column["dtype"], column["shape"])
+        self.offsets = self.offsets - begin
+        self.bytes = self.values.nbytes
+
+    def error(self, row):
+        """What is wrong with a row; None: nothing is."""
+        name = self.column["name"]
+        if self.null is not None and self.null[row]:
+            if self.column["default"] is None:
+                return f"column '{name}' is null; give it a `default` if that is right"
+            return None
+        if self.bad is None:
+            return None
+        at = (slice(row, row + 1) if self.column["kind"] == "array" else
+              slice(self.offsets[row], self.offsets[row + 1]))
+        if not self.bad[at].any():
+            return None
+        of = "" if self.column["kind"] == "array" else " of its items"
+        return (f"column '{name}' has a null within, or another shape than "
+                f"{self.column['shape']}{of}" + (
+                    f": max_length: {{{name}: ...}} is the room for lists that differ"
+                    if self.column["kind"] == "array" else ""))
+
+    def is_null(self, row):
+        return self.null is not None and self.null[row]
+
+    def write(self, *arguments):
+        """Of memory, places there, rows, and whether longer ones are cut."""
+        getattr(self, "write_" + self.column["kind"])(*arguments)
+
+    def write_array(self, memory, to, rows, cuts):
+        into = memory.columns[self.column["names"][0]]
+        into[to] = self.values[rows]
+        if self.null is not None:
+            into[to[self.null[rows]]] = self.column["default"] or 0
+
+    def write_items(self, memory, to, rows, cuts):
+        name, name_of_length = self.column["names"]
+        into, lengths = memory.columns[name], memory.columns[name_of_length]
+        for place, row in zip(to.tolist(), rows.tolist()):
+            begin, end = ((0, 0) if self.is_null(row) else
+                          (self.offsets[row], self.offsets[row + 1]))
+            length = int(end - begin)
+            if length > into.shape[1]:
+                if not cuts:
+                    raise RowError(place, f"column '{name}': a list of {length}; at most "
+                                   f"{into.shape[1]} fit (max_length, or `longer: cut`)")
+                length = into.shape[1]
+            into[place, :length] = self.values[begin:begin + length]
+            into[place, length:] = 0
+            lengths[place] = length
+
+    def write_text(self, memory, to, rows, cuts):
+        name, name_of_size = self.column["names"]
+        into, sizes = memory.columns[name], memory.columns[name_of_size]
+        for place, row in zip(to.tolist(), rows.tolist()):
+            if self.is_null(row):
+                data = (self.column["default"] or "").encode("utf-8", "replace")
+            else:
+                data = self.values[self.offsets[row]:self.offsets[row + 1]].tobytes()
+            try:
+                str(data, "utf-8")
+            except UnicodeDecodeError as error:
+                raise RowError(place, f"column '{name}' is not UTF-8 at byte {error.start}: "
+                               "store it as binary, and give max_length for its bytes"
+                               ) from None
+            size = len(data)
+            if size > into.shape[1]:
+                if not cuts:
+                    raise RowError(place, f"column '{name}': text of {size} bytes; at most "
+                                   f"{into.shape[1]} fit (max_bytes, or `longer: cut`)")
+                size = into.shape[1]
+                while size > 0 and data[size] & 0xc0 == 0x80:  # within a character
+                    size -= 1
+            into[place, :size] = self.numpy.frombuffer(data[:size], self.numpy.uint8)
+            into[place, size:] = 0
+            sizes[place] = size
+
+    def write_bytes(self, memory, to, rows, cuts):
+        for place, row in zip(to.tolist(), rows.tolist()):
+            memory.put(self.column["name"], place,
+                       self.values[self.offsets[row]:self.offsets[row + 1]].tobytes())
+
+
+class RowError(Exception):
+    """What is wrong with a row of a call."""
+
+    def __init__(self, place, text):
+        super().__init__(text)
+        self.place = place
+
+
+class ParquetRows:
+    """Makes the rows of calls (python_rows.py)."""
+
+    def __init__(self, dataset, options, growth):
+        self.dataset = dataset
+        self.numpy = dataset.numpy
+        self.columns = options["structure"]
+        self.cuts = options["cuts"]
+        self.growth = growth
+        self.memory = Memory(self.numpy, options)
+        self.groups = collections.OrderedDict()  # decoded, the last used last
+        self.bytes = 0
+
+    def group(self, at):
+        found = self.groups.pop(at, None)
+        if found is None:
+            number, group = self.dataset.places[at]
+            arrays = self.dataset.file(number).read(group, self.columns)
+            found = [Column(self.numpy, column, array)
+                     for column, array in zip(self.columns, arrays)]
+            self.bytes += sum(each.bytes for each in found)
+        self.groups[at] = found
+        while self.bytes > GROUPS_BYTES_MAX and len(self.groups) > 1:
+            _, gone = self.groups.popitem(last=False)
+            self.bytes -= sum(each.bytes for each in gone)
+        return found
+
+    def make(self, call, numbers, link):
+        numpy = self.numpy
+        records = numpy.array(numbers[1::2], numpy.int64)
+        count = len(records)
+        self.memory.used = self.memory.heap
+        groups = numpy.searchsorted(self.dataset.ends, records, "right")
+        step = count if len(numpy.unique(groups)) <= GROUPS_AT_ONCE else ROWS_AT_ONCE
+        for begin in range(0, count, step):
+            end = min(begin + step, count)
+            wrong = self.make_some(records, groups, begin, end)
+            made = end if wrong is None else wrong[0]
+            if made > begin or wrong is None:
+                state = MORE if wrong is not None or end < count else (
+                    LAST if self.growth.exceeded() else DONE)
+                link.send(answer(call, state,
+                                 struct.pack("<QQ", made, self.memory.bytes)))
+            if wrong is not None:
+                link.send(failure(call, Told(wrong[1])))
+                return
+
+    def make_some(self, records, groups, begin, end):
+        """(place, what is wrong) of the first row that cannot be made; None: all are."""
+        numpy = self.numpy
+        wrong = None
+        for at in numpy.unique(groups[begin:end]).tolist():
+            to = begin + numpy.flatnonzero(groups[begin:end] == at)
+            if wrong is not None:
+                to = to[to < wrong[0]]
+            if not len(to):
+                continue
+            self.memory.in_work[0] = to[0]
+            first = self.dataset.ends[at - 1] if at else 0
+            rows = records[to] - first
+            try:
+                for column in self.group(at):
+                    if column.null is not None or column.bad is not None:
+                        for place, row in zip(to.tolist(), rows.tolist()):
+                            text = column.error(row)
+                            if text is not None:
+                                raise RowError(place, text)
+                    column.write(self.memory, to, rows, self.cuts)
+            except RowError as error:
+                # An earlier row may have another column that is wrong.
+                wrong = self.first_wrong(self.groups[at], to, rows, error)
+            except (Told, pa.ArrowException, OSError, ValueError) as error:
+                wrong = int(to[0]), str(error)
+        return wrong
+
+    def first_wrong(self, columns, to, rows, error):
+        for i, (place, row) in enumerate(zip(to.tolist(), rows.tolist())):
+            if place >= error.place:
+                break
+            for column in columns:
+                text = column.error(row)
+                if text is not None:
+                    return place, text
+                try:
+                    column.write(self.memory, to[i:i + 1], rows[i:i + 1], self.cuts)
+                except RowError as found:
+                    return place, str(found)
+        return error.place, str(error)
