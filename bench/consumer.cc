@@ -78,6 +78,8 @@ const char* NameOf(uint32_t dtype) {
       return "float32";
     case PENSTOCK_FLOAT64:
       return "float64";
+    case PENSTOCK_INT32:
+      return "int32";
     default:
       return "int64";
   }
@@ -94,6 +96,8 @@ double ValueOf(const penstock_feature& feature, const void* data, uint64_t i) {
       return static_cast<const float*>(data)[i];
     case PENSTOCK_FLOAT64:
       return static_cast<const double*>(data)[i];
+    case PENSTOCK_INT32:
+      return static_cast<const int32_t*>(data)[i];
     case PENSTOCK_INT64:
       return static_cast<double>(static_cast<const int64_t*>(data)[i]);
     default:
@@ -135,7 +139,10 @@ void Consume(const std::string& socket_path, const std::string& delivery,
 
   penstock::Reader reader({.delivery = delivery});
   const auto features = static_cast<uint32_t>(reader.element_spec().size());
-  uint64_t samples = 0;
+  const std::string_view second =
+      features > 1 ? reader.element_spec()[1].name : "";
+  const bool is_list = second.ends_with(".length");
+  uint64_t samples = 0, cells = 0, items = 0;
   for (penstock::Epoch epoch : reader.epochs()) {
     for (penstock::Batch& batch : epoch) {
       for (uint32_t i = 0; touch && i < features; ++i) {
@@ -146,11 +153,19 @@ void Consume(const std::string& socket_path, const std::string& delivery,
                            FirstBatch(batch.feature(0), batch)));
       }
       samples += batch.rows();
+      if (is_list) {
+        const auto* const lengths = static_cast<const int64_t*>(batch.data(1));
+        for (uint64_t row = 0; row < batch.rows(); ++row) {
+          items += static_cast<uint64_t>(lengths[row]);
+        }
+        cells += batch.rows() * static_cast<uint64_t>(batch.feature(0).shape[0]);
+      }
       const std::chrono::duration<double> now =
           std::chrono::steady_clock::now().time_since_epoch();
       driver.Send(
-          Format("{{\"event\": \"batch\", \"samples\": {}, \"t\": {:.6f}}}\n",
-                 samples, now.count()));
+          Format("{{\"event\": \"batch\", \"samples\": {}, \"cells\": {}, "
+                 "\"items\": {}, \"t\": {:.6f}}}\n",
+                 samples, cells, items, now.count()));
     }
   }
 }

@@ -207,6 +207,7 @@ class Comparison:
             "settings": settings, "batch": options.batch,
             "from": options.begin,
             "dtype": options.dtype, "data": options.data,
+            "lengths": DATA[options.data].LENGTHS,
             "files": str(options.files), "photographs": str(options.files),
             "formats": str(options.formats), "build": str(options.build),
             "folder": str(self.work), "socket": str(self.work / "driver"),
@@ -233,7 +234,10 @@ class Comparison:
         """All deliver the same kind of batch, of values in the same range."""
         shape, dtype, (low, high) = DATA[self.options.data].wanted(
             self.options.batch, self.options.dtype)
-        if (first["shape"] != shape or first["dtype"] != dtype
+        fits = (len(first["shape"]) == len(shape)
+                and all(wanted in (None, found)
+                        for wanted, found in zip(shape, first["shape"])))
+        if (not fits or first["dtype"] not in dtype.split(" or ")
                 or not low < first["mean"] < high or first["std"] == 0
                 or first["labels"] % self.options.batch != 0):
             raise measure.PeerFailed(
@@ -314,6 +318,8 @@ class Comparison:
                "workload": workload, "consumers": consumers,
                "settings": self.settings[workload, consumers, peer.name],
                "runs": len(runs)}
+        padding = [run["padding"] for run in runs if run["padding"] is not None]
+        row["padding"] = statistics.mean(padding) if padding else None
         base = self.results.get((workload, consumers, "penstock"))
         for key in ("samples_per_s", "cpu_s_per_1k", "pss_bytes",
                     "loader_pss_bytes", "start_s", "first_batch_s"):
@@ -381,7 +387,9 @@ def print_table(comparison, workload, consumers):
                 f"{row['loader_pss_bytes'] / 1e6:.0f}",
                 ratio_text(row.get("loader_pss_bytes_ratio")),
                 f"{row['start_s'] - row['first_batch_s']:.1f}"
-                f"+{row['first_batch_s']:.1f}", settings_text(row["settings"])))
+                f"+{row['first_batch_s']:.1f}", settings_text(row["settings"])
+                + ("" if row["padding"] is None else
+                   f" ({100 * row['padding']:.1f} % is padding)")))
             continue
         if peer.missing:
             why = peer.missing
@@ -493,8 +501,7 @@ def parse_arguments():
              "tokens): its time is the second number of `start s`")
     add("--runs", type=int, default=5, help="default: %(default)s")
     add("--batch", type=int,
-        help="samples per consumer (default: 64; 1,024 of data that are no "
-             "pictures)")
+        help="samples per consumer (default: 64; 1,024 of small rows)")
     add("--dtype", choices=["float16", "uint8"], default="float16",
         help="normalised float16 CHW, or uint8 HWC (default: %(default)s)")
     add("--window", type=float, default=6,
@@ -534,8 +541,7 @@ def parse_arguments():
             parser.error("--from: of --data rows or tokens")
         peers = {name: peers[name] for name in begins}
     options.peers = options.peers or list(peers)
-    options.batch = options.batch or (
-        64 if issubclass(DATA[options.data], DATA["photographs"]) else 1024)
+    options.batch = options.batch or DATA[options.data].BATCH
     for name in options.peers:
         if name not in peers:
             parser.error(f"--peers: no {name}; there are {', '.join(peers)}")

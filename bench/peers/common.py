@@ -200,14 +200,17 @@ def consume(peer, config, driver):
         peer.load_libraries()
     driver.tell("imported", rank=config["rank"], pid=os.getpid())
     driver.wait_to_begin()
-    samples = 0
+    samples = cells = items = 0
     for images, labels in peer.batches(config):
-        images = touch(images)
-        touch(labels)
+        images, labels = touch(images), touch(labels)
         if samples == 0:
             driver.tell("first", batch=first_batch(images, labels))
         samples += len(images)
-        driver.tell("batch", samples=samples, t=time.monotonic())
+        if config["lengths"]:
+            cells += images.size
+            items += int(labels.sum())
+        driver.tell("batch", samples=samples, cells=cells, items=items,
+                    t=time.monotonic())
     raise RuntimeError(f"{peer.TITLE} ended: batches() must go on for ever")
 
 

@@ -49,6 +49,9 @@ class Photographs:
         "python": "plain_pillow",
     }
     BEGINS = ()
+    BATCH = 64
+    BATCH_KEYS = ""  # of Penstock's batch, beside its size
+    LENGTHS = False  # are a batch's second values the lengths of its first?
     VENV = None  # that `make` runs in
     WEIGHTS = (1,)  # of the parts of a mixture
     MAP = """\
@@ -130,6 +133,22 @@ class WebDataset(Photographs):
         return (f"webdataset: {{files: \"{config['files']}/*.tar\", features: "
                 "{image: {member: jpg, encoded: true}, label: {member: cls, "
                 "dtype: int64, shape: []}}}")
+
+
+class Mds(Photographs):
+    """The same JPEGs in MDS shards, written by Streaming."""
+    PEERS = {name: Photographs.PEERS[name] for name in ("penstock", "streaming")}
+    VENV = "torch"
+
+    @classmethod
+    def make(cls, photographs, folder):
+        import mosaic_streaming
+        mosaic_streaming.prepare(photographs, folder)
+
+    @classmethod
+    def source(cls, config):
+        return (f"mds: {{path: {config['files']}, features: "
+                "{image: {column: jpg, encoded: true}, label: {}}}")
 
 
 class TFRecord(Photographs):
@@ -234,6 +253,9 @@ class Rows:
              "pytorch": "torch_memmap", "tf-data": "tf_memmap",
              "ffcv": "ffcv_rows"}
     BEGINS = ("penstock", "numpy", "pytorch", "tf-data")  # within an epoch: --from
+    BATCH = 1024
+    BATCH_KEYS = ""
+    LENGTHS = False
     VENV = None
     COUNT, WIDTH = 1_000_000, 16
 
@@ -256,6 +278,8 @@ class Rows:
 
     @classmethod
     def wanted(cls, batch, _):
+        """shape, None where it differs from batch to batch, dtype and bounds of the
+        mean of a first batch."""
         return [batch, cls.WIDTH], "float32", (-1, 1)
 
 
@@ -313,6 +337,89 @@ class JsonLines(Rows):
         return [batch], "float64", (0, 1)
 
 
+class Documents(Rows):
+    """100,000 documents of 4 to 1,024 tokens, padded in batches of like length."""
+    PEERS = {"penstock": "penstock_broker", "streaming": "streaming_documents",
+             "huggingface": "hugging_face_documents", "pytorch": "torch_documents",
+             "tf-data": "tf_documents"}
+    BEGINS = ()
+    BATCH = 64
+    BATCH_KEYS = ", buckets: {by: tokens.length, count: 16}"
+    LENGTHS = True
+    VENV = "torch"
+    COUNT, LONGEST = 100_000, 1024
+
+    @classmethod
+    def make(cls, _, folder):
+        import numpy
+        common.import_torchvision()
+        from streaming import MDSWriter
+        draw = numpy.random.default_rng(common.SEED)
+        lengths = draw.lognormal(5, 0.8, cls.COUNT).astype(numpy.int64)
+        ends = numpy.cumsum(lengths.clip(4, cls.LONGEST))
+        tokens = draw.integers(1, 50257, ends[-1], dtype=numpy.int32)
+        numpy.save(f"{folder}/ends.npy", ends)
+        numpy.save(f"{folder}/tokens.npy", tokens)
+        with MDSWriter(out=f"{folder}/mds", columns={"tokens": "ndarray:int32"}) as out:
+            for document in numpy.split(tokens, ends[:-1]):
+                out.write({"tokens": document})
+
+    @classmethod
+    def open(cls, files):
+        """(where each document ends, all tokens)"""
+        import numpy
+        return (numpy.load(f"{files}/ends.npy"),
+                numpy.load(f"{files}/tokens.npy", mmap_mode="r"))
+
+    @classmethod
+    def source(cls, config):
+        return (f"mds: {{path: {config['files']}/mds, features: "
+                f"{{tokens: {{dtype: int32, max_length: {cls.LONGEST}}}}}}}")
+
+    @classmethod
+    def wanted(cls, batch, _):
+        return [batch, None], "int32 or int64", (1000, 26_000)
+
+
+class Flac(Rows):
+    """1,000 FLAC files of 2 to 10 s at 44.1 kHz; 2 s of each, mono, at 16 kHz."""
+    PEERS = {"penstock": "penstock_broker", "pytorch": "torch_sounds"}
+    BEGINS = ()
+    BATCH = 64
+    VENV = "torch"
+    COUNT, FILE_RATE, RATE, SECONDS = 1000, 44_100, 16_000, 2
+
+    @classmethod
+    def make(cls, _, folder):
+        import numpy
+        import soundfile
+        draw = numpy.random.default_rng(common.SEED)
+        for number in range(cls.COUNT):
+            seconds = draw.uniform(cls.SECONDS, 10)
+            t = numpy.arange(int(seconds * cls.FILE_RATE)) / cls.FILE_RATE
+            # A tone that glides, its overtones, and noise, so that it compresses as
+            # music does.
+            tone = draw.uniform(80, 400) * (1 + 0.1 * numpy.sin(2 * t))
+            phase = 2 * numpy.pi * numpy.cumsum(tone) / cls.FILE_RATE
+            wave = sum(numpy.sin(n * phase) / n for n in range(1, 6)) / 5
+            wave += 0.01 * draw.standard_normal(len(t))
+            sides = numpy.stack([wave, 0.8 * wave], 1).clip(-1, 1)
+            soundfile.write(f"{folder}/{number:04}.flac", sides, cls.FILE_RATE)
+
+    @classmethod
+    def source(cls, config):
+        return f"audio_folder: {{path: {config['files']}, labels: none}}"
+
+    @classmethod
+    def steps(cls, _):
+        return (f"map: [{{decode_audio: {{rate: {cls.RATE}, mono: true, "
+                f"seconds: {cls.SECONDS}, crop: random}}}}]\n")
+
+    @classmethod
+    def wanted(cls, batch, _):
+        return [batch, cls.RATE * cls.SECONDS], "float32", (-0.1, 0.1)
+
+
 class Python(Rows):
     """A map-style dataset of 50,000 Python dictionaries, augmented with NumPy."""
     PEERS = {"penstock": "penstock_called", "pytorch": "torch_called"}
@@ -330,8 +437,9 @@ class Python(Rows):
 
 
 DATA = {"photographs": Photographs, "randaugment": RandAugment, "mixup": Mixup,
-        "png": Png, "webdataset": WebDataset,
+        "png": Png, "webdataset": WebDataset, "mds": Mds,
         "tfrecord": TFRecord, "rows": Rows, "tokens": Tokens,
+        "documents": Documents, "flac": Flac,
         "json": JsonLines, "python": Python, "mixture": Mixture,
         "balanced": Balanced, "cached": Cached,
         "cached-on-disk": CachedOnDisk, "snapshot": Snapshot}

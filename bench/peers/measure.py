@@ -81,16 +81,17 @@ class Consumer:
     def __init__(self):
         self.pid = None
         self.first = None
-        self.times = [(0.0, 0)]  # (when, samples so far)
+        # (when, samples so far, places for items in them, items)
+        self.times = [(0.0, 0, 0, 0)]
 
     def before(self, moment):
-        """(when, samples) of the last batch before the moment."""
+        """The entry of the last batch before the moment."""
         return next(entry for entry in reversed(self.times)
                     if entry[0] <= moment)
 
     def since(self, moment):
         """Batches after the moment."""
-        return sum(when > moment for when, _ in self.times)
+        return sum(entry[0] > moment for entry in self.times)
 
 
 class Run:
@@ -203,7 +204,8 @@ class Run:
         elif kind == "first":
             state[1].first = event["batch"]
         elif kind == "batch":
-            state[1].times.append((event["t"], event["samples"]))
+            state[1].times.append((event["t"], event["samples"],
+                                   event.get("cells", 0), event.get("items", 0)))
 
     def wait(self, what, condition):
         end = time.monotonic() + self.time_limit_s
@@ -246,13 +248,19 @@ class Run:
                   lambda: all(c.since(from_t) >= 2 for c in self.consumers))
         cpu_after, to_t = descendants(), time.monotonic()
         pss = pss_bytes(cpu_after)
-        rate = 0.0
+        rate, cells, items = 0.0, 0, 0
         for consumer in self.consumers:
-            (t0, n0), (t1, n1) = consumer.before(from_t), consumer.before(to_t)
-            rate += (n1 - n0) / (t1 - t0)
+            begin, end = consumer.before(from_t), consumer.before(to_t)
+            seconds, samples, more_cells, more_items = (
+                last - first for first, last in zip(begin, end))
+            rate += samples / seconds
+            cells += more_cells
+            items += more_items
         cpu_s = sum(cpu_after.values()) - sum(cpu_before.values())
         return {
             "samples_per_s": rate,
+            # The part of a batch that is none of its samples'.
+            "padding": 1 - items / cells if cells else None,
             "cpu_s_per_1k": cpu_s / (rate * (to_t - from_t)) * 1000,
             "cores": cpu_s / (to_t - from_t),
             "pss_bytes": pss,

@@ -6,6 +6,7 @@ its own, since one folder cannot be opened by two. Settings: 0, 1 or 2 workers.
 Pillow and the table of common.PillowTransform decode.
 """
 
+import contextlib
 import fcntl
 import io
 import os
@@ -60,6 +61,21 @@ def serve(config, ready):
     signal.pause()
 
 
+@contextlib.contextmanager
+def own_folder(folder, config):
+    """The folder of shards to open, and nobody else opens one meanwhile: jobs that
+    begin in the same moment may choose the same names in /dev/shm."""
+    if config["workload"] != "shared":
+        yield folder
+        return
+    mine = pathlib.Path(config["formats"], f"{config['data']}-mds-{config['rank']}")
+    shutil.rmtree(mine, ignore_errors=True)
+    shutil.copytree(folder, mine, copy_function=os.link)
+    with open(pathlib.Path(config["folder"], "streaming.lock"), "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield mine
+
+
 def batches(config):
     import torch
     transform = common.PillowTransform(config["dtype"])
@@ -68,12 +84,8 @@ def batches(config):
                       LOCAL_WORLD_SIZE=str(of), MASTER_ADDR="localhost",
                       MASTER_PORT=str(config["server"]["port"]))
     streaming = load_libraries()
-    folder = pathlib.Path(config["formats"], FORMAT)
-    if config["workload"] == "shared":
-        mine = folder.with_name(f"{FORMAT}-{config['rank']}")
-        shutil.rmtree(mine, ignore_errors=True)
-        shutil.copytree(folder, mine, copy_function=os.link)
-        folder = mine
+    folder = (pathlib.Path(config["files"]) if config["data"] == "mds"
+              else pathlib.Path(config["formats"], FORMAT))
 
     class Photographs(streaming.StreamingDataset):
         def __getitem__(self, index):
@@ -81,23 +93,13 @@ def batches(config):
             return (torch.from_numpy(transform(io.BytesIO(sample["jpg"]))),
                     sample["label"])
 
-    def open_dataset():
-        return Photographs(
+    with own_folder(folder, config) as folder:
+        data = Photographs(
             streams=[streaming.Stream(local=str(part), proportion=weight)
                      for part, weight in zip(
                          common.parts(folder), DATA[config["data"]].WEIGHTS)],
             epoch_size=EPOCH, batch_size=config["batch"], shuffle=True,
             shuffle_seed=common.SEED, num_canonical_nodes=1)
-
-    if config["workload"] == "shared":
-        # Jobs that begin in the same moment may choose the same names in
-        # /dev/shm: one after the other.
-        with open(pathlib.Path(config["folder"], "streaming.lock"),
-                  "w") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
-            data = open_dataset()
-    else:
-        data = open_dataset()
     workers = config["settings"]["num_workers"]
     loader = torch.utils.data.DataLoader(
         data, batch_size=config["batch"], num_workers=workers, drop_last=True,

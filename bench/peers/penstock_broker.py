@@ -26,7 +26,7 @@ dataset: data
 source:
   {source}
 shuffle: {{seed: {seed}}}
-{steps}batch: {{{size}: {batch}}}
+{steps}batch: {{{size}: {batch}{keys}}}
 epochs: forever
 """
 DELIVERY = {"divided": "split", "shared": "broadcast"}
@@ -55,7 +55,7 @@ def command(config):
     what = data.DATA[config["data"]]
     spec.write_text(SPEC.format(
         source=what.source(config), seed=common.SEED, steps=what.steps(config),
-        size=size, batch=config["batch"]))
+        size=size, batch=config["batch"], keys=what.BATCH_KEYS))
     begin = []
     if config["from"] > 0:
         consumers = config["consumers"] if size == "per_rank" else 1
