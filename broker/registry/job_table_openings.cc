@@ -70,6 +70,18 @@ class JobInJournal : public JobRecord {
   const uint64_t number_;
 };
 
+std::string WarningOf(const DatasetSpec& spec, const Dataset& dataset,
+                      const Plan& plan) {
+  const bool together = spec.shuffle && !spec.shuffle->window_files;
+  std::string all;
+  for (const std::string& text :
+       {dataset.warning(), plan.warning(),
+        together ? dataset.source->shuffle_warning() : ""}) {
+    if (!text.empty()) all += (all.empty() ? "" : "; ") + text;
+  }
+  return all;
+}
+
 // What runs out of memory is the opening, not the daemon.
 template <typename Body>
 auto Guarded(const Body& body) -> decltype(body()) {
@@ -511,9 +523,10 @@ void JobTable::Opened(Entry* entry, StatusOr<std::shared_ptr<Job>> opened) {
     return;
   }
   const std::shared_ptr<Job> job = *std::move(opened);
-  std::string warning = job->dataset().warning();
-  for (const std::string& text : {job->plan().warning(), ClassWarning(*job)}) {
-    if (!text.empty()) warning += (warning.empty() ? "" : "; ") + text;
+  std::string warning =
+      WarningOf(job->options().spec, job->dataset(), job->plan());
+  if (const std::string classes = ClassWarning(*job); !classes.empty()) {
+    warning += (warning.empty() ? "" : "; ") + classes;
   }
   if (!warning.empty()) {
     Log<"job-warning">(entry->key, warning);
@@ -586,12 +599,8 @@ uint64_t JobTable::Inspect(uint32_t uid, JobOptions options, InspectDone done) {
           dataset->DescribeRows(&json);
           json["class_names"] = dataset->source->class_names();
           json["left_out"] = dataset->source->left_out();
-          std::string warning = dataset->warning();
-          if (const std::string of_plan = layout.plan.warning();
-              !of_plan.empty()) {
-            warning += (warning.empty() ? "" : "; ") + of_plan;
-          }
-          json["source_warning"] = warning;
+          json["source_warning"] =
+              WarningOf(options.spec, *dataset, layout.plan);
           json["fingerprint"] = dataset->fingerprint();
           const std::string fingerprint = dataset->source->fingerprint();
           json["source_fingerprint"] = fingerprint;

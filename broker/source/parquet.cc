@@ -7,6 +7,7 @@
 #include <span>
 #include <utility>
 
+#include "broker/base/text.h"
 #include "broker/declare/declaration.h"
 #include "broker/index/concatenation.h"
 #include "broker/index/data_files.h"
@@ -18,6 +19,9 @@
 
 namespace penstock {
 namespace {
+
+// GROUPS_BYTES_MAX of python_parquet.py.
+constexpr uint64_t kDecodedBytesMax = 256 << 20;
 
 // Row groups of Parquet, record batches of Arrow.
 struct Groups {
@@ -60,6 +64,15 @@ class Parquet final : public Source {
                              groups_->rows.Find(record - first).part);
                        }});
     return columns;
+  }
+  std::string shuffle_warning() const override {
+    if (records_->decoded_bytes <= kDecodedBytesMax) return "";
+    return Format(
+        "a shuffle of all rows together decodes a row group of Parquet for "
+        "nearly every row, as {} are more than the {} that each process keeps "
+        "decoded; shuffle: {{window_files: 4}} shuffles row groups, and rows "
+        "within 4 of them",
+        BytesText(records_->decoded_bytes), BytesText(kDecodedBytesMax));
   }
   std::string Describe(uint64_t record) const override {
     const auto [group, row] = groups_->rows.Find(record);

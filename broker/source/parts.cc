@@ -197,6 +197,13 @@ class Parts final : public SourceOfParts {
     const std::string of_classes = ClassWarning();
     return text + (text.empty() || of_classes.empty() ? "" : "; ") + of_classes;
   }
+  std::string shuffle_warning() const override {
+    for (const OpenedPart& part : opened()) {
+      std::string text = part.source->shuffle_warning();
+      if (!text.empty()) return text;
+    }
+    return "";
+  }
   std::string fingerprint() const override {
     Fingerprint all("parts");
     for (const OpenedPart& part : opened()) {

@@ -199,6 +199,17 @@ class File:
             raise BadFile(f"{self.path}: its footer says that a row group has "
                           f"{min(self.rows)} rows")
 
+    def decoded_bytes(self, paths):
+        """What columns take when they are decoded; 0: they are mapped."""
+        if self.parquet is None:
+            return 0
+        metadata = self.parquet.metadata
+        wanted = [j for j in range(metadata.num_columns)
+                  if any((metadata.schema.column(j).path + ".").startswith(path + ".")
+                         for path in map(".".join, paths))]
+        return sum(metadata.row_group(i).column(j).total_uncompressed_size
+                   for i in range(metadata.num_row_groups) for j in wanted)
+
     def find(self, name):
         found = list(itertools.islice(find_fields(self.schema, name), 2))
         if not found:
@@ -277,7 +288,7 @@ class Parquet:
     def scan(self, names):
         """Looks at all files: (columns, as (name, path, what it is), row counts of the
         groups of each file)."""
-        wanted, counts = None, []
+        wanted, counts, self.decoded_bytes = None, [], 0
         for number in range(len(self.entries)):
             file = File(self.entries[number], number)
             try:
@@ -299,6 +310,7 @@ class Parquet:
                             f"of {self.entries[0][0]} is {text_of(first[2])}")
                 wanted = wanted or found
                 counts.append(file.rows)
+                self.decoded_bytes += file.decoded_bytes([path for _, path, _ in found])
             finally:
                 file.close()
         self.set_groups(counts)
@@ -336,7 +348,8 @@ class Parquet:
         os.ftruncate(MEMORY, max(len(told), os.fstat(MEMORY).st_size))
         mmap.mmap(MEMORY, len(told))[:] = told
         return {"length": int(self.ends[-1]), "features": description.features,
-                "structure": columns, "begin": len(told)}
+                "structure": columns, "begin": len(told),
+                "decoded_bytes": max(0, self.decoded_bytes)}
 
     def describe_column(self, description, column, sizes):
         name, kind, room = column["name"], column["kind"], column["room"]

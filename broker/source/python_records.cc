@@ -42,6 +42,7 @@ Status ReadDescription(const std::string& text, GrowingMemory* memory,
     return InvalidArgumentError("it has more than {} iterators",
                                 kPythonProcessesMax);
   }
+  records->decoded_bytes = described.value("decoded_bytes", uint64_t{0});
   const uint64_t begin = described.value("begin", uint64_t{0});
   PENSTOCK_RETURN_IF_ERROR(memory->Follow(begin));
   records->begin.assign(reinterpret_cast<const char*>(memory->data()), begin);

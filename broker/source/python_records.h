@@ -31,6 +31,8 @@ struct PythonRecords {
   std::string given;
   uint64_t length = 0;
   RawSpec features;
+  // What has to stay decoded for rows in a random order.
+  uint64_t decoded_bytes = 0;
 
   // What an iterable dataset has.
   uint32_t iterators = 0;

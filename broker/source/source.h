@@ -189,6 +189,9 @@ class Source {
   // What works, but not as it should, for people.
   virtual std::string warning() const { return {}; }
 
+  // What rows in a random order cost, if it is much, for people.
+  virtual std::string shuffle_warning() const { return {}; }
+
   // Describes skipped files or records, for people.
   virtual std::string left_out() const { return {}; }
 

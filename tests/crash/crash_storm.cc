@@ -17,6 +17,7 @@
 #include <chrono>
 #include <cstdio>
 #include <filesystem>
+#include <fstream>
 #include <list>
 #include <map>
 #include <nlohmann/json.hpp>
@@ -59,8 +60,26 @@ constexpr const char* kBrokerKillPoints[] = {
     "shrink.recorded",  "producer.stored",
 };
 
+constexpr char kListsFile[] = "lists.jsonl";
+constexpr uint64_t kLists = 3000;
+
+void WriteLists(const std::string& folder) {
+  std::ofstream file(folder + "/" + kListsFile);
+  for (uint64_t id = 0; id < kLists; ++id) {
+    std::byte row[JobKind::kRowBytes];
+    JobKind::FillRow(static_cast<int64_t>(id), row);
+    file << R"({"bytes": [)";
+    const uint64_t length = JobKind::LengthOf(static_cast<int64_t>(id));
+    for (uint64_t i = 0; i < length; ++i) {
+      file << (i == 0 ? "" : ", ") << static_cast<int>(row[i]);
+    }
+    file << "]}\n";
+  }
+  if (!file.flush()) throw std::runtime_error("cannot write in " + folder);
+}
+
 std::vector<JobKind> Kinds() {
-  std::vector<JobKind> kinds(10);
+  std::vector<JobKind> kinds(11);
   kinds[0].name = "split";
   kinds[0].delivery = "split";
   kinds[0].on_rank_death = "wait";
@@ -101,6 +120,10 @@ std::vector<JobKind> Kinds() {
   kinds[9].delivery = "independent";
   kinds[9].batch = 4;
   kinds[9].records = 1000;
+  kinds[10] = kinds[0];
+  kinds[10].name = "buckets";
+  kinds[10].lists = kListsFile;
+  kinds[10].records = kLists;
   return kinds;
 }
 
@@ -283,6 +306,7 @@ class Storm {
   void StartLap(const JobKind& kind) {
     Lap& lap = laps_.emplace_back();
     lap.kind = kind;
+    if (!kind.lists.empty()) lap.kind.lists = options_.out + "/" + kind.lists;
     lap.job = Format("{}-{}", kind.name, jobs_++);
     lap.folder = options_.out + "/" + lap.job;
     std::filesystem::create_directory(lap.folder);
@@ -722,6 +746,7 @@ int Main(int argc, char** argv) {
   } else if (!std::filesystem::create_directories(options.out)) {
     throw std::runtime_error("'" + options.out + "' exists already");
   }
+  WriteLists(options.out);
   return Storm(options).Run();
 }
 

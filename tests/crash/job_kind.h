@@ -22,6 +22,8 @@ struct JobKind {
   uint64_t epochs = 2;
   uint64_t hold = 3;
   bool stream = false;  // a producer makes the rows; one epoch, in order
+  // Rows of four lengths, in buckets, read from this file.
+  std::string lists;
 
   // Each rank gets all rows.
   bool all_to_each() const {
@@ -37,24 +39,39 @@ struct JobKind {
     return delivery == "split" && on_rank_death == "shrink";
   }
   bool mortal(uint32_t rank) const { return !shrinks() || rank < ranks / 2; }
-  uint64_t steps_per_epoch() const { return (records + batch - 1) / batch; }
+  uint64_t steps_per_epoch() const {
+    const uint64_t buckets = lists.empty() ? 1 : kLengths;
+    return buckets * ((records / buckets + batch - 1) / batch);
+  }
   uint64_t steps() const { return epochs * steps_per_epoch(); }
   std::string Spec() const {
     const std::string features =
         "    features: {bytes: {dtype: uint8, shape: [" +
         std::to_string(kRowBytes) + "]}}\n";
-    const std::string source =
-        stream ? "  stream:\n" + features
-               : "  synthetic:\n    records: " + std::to_string(records) +
-                     "\n" + features + "    cost_us: 20\nshuffle: {seed: 7}\n";
+    const std::string shuffle = "shuffle: {seed: 7}\n";
+    std::string source =
+        "  synthetic:\n    records: " + std::to_string(records) + "\n" +
+        features + "    cost_us: 20\n" + shuffle;
+    if (stream) source = "  stream:\n" + features;
+    if (!lists.empty()) {
+      source = "  json_lines:\n    files: " + lists +
+               "\n    fields: {bytes: {dtype: uint8, max_length: " +
+               std::to_string(kRowBytes) + "}}\n" + shuffle;
+    }
     return "dataset: " + name + "\nsource:\n" + source +
-           "batch: {size: " + std::to_string(batch) +
-           ", last: partial}\nhold: " + std::to_string(hold) +
+           "batch: {size: " + std::to_string(batch) + ", last: partial" +
+           (lists.empty() ? "" : ", buckets: {by: bytes.length, count: 4}") +
+           "}\nhold: " + std::to_string(hold) +
            "\nepochs: " + std::to_string(epochs) + "\n";
   }
 
   static constexpr uint64_t kRowBytes = 200;
+  static constexpr uint64_t kLengths = 4;
   static_assert(kRowBytes % sizeof(uint64_t) == 0);
+  // Of a row of `lists`; as many have each.
+  static uint64_t LengthOf(int64_t id) {
+    return kRowBytes / kLengths * (static_cast<uint64_t>(id) % kLengths + 1);
+  }
 
   // The bytes of a sample: the formula of the source `synthetic`.
   static void FillRow(int64_t id, std::byte* row) {

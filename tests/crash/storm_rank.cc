@@ -8,6 +8,7 @@
 #include <memory>
 #include <random>
 #include <set>
+#include <span>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -21,10 +22,11 @@ namespace {
 // A call that waits for this long hangs.
 constexpr double kHang_s = 60;
 
-bool RowIs(int64_t id, const std::byte* row) {
+bool RowIs(int64_t id, std::span<const std::byte> row) {
   std::byte wanted[JobKind::kRowBytes];
   JobKind::FillRow(id, wanted);
-  return std::memcmp(row, wanted, sizeof(wanted)) == 0;
+  return row.size() <= sizeof(wanted) &&
+         std::memcmp(row.data(), wanted, row.size()) == 0;
 }
 
 class StormRank {
@@ -164,8 +166,13 @@ class StormRank {
   void Check(const Held& held, const char* when) {
     const auto ids = held.batch.ids();
     const auto* row = static_cast<const std::byte*>(held.batch.data(0));
-    for (size_t i = 0; i < ids.size(); ++i, row += JobKind::kRowBytes) {
-      if (RowIs(ids[i], row)) continue;
+    // As wide as all lists of its bucket are long.
+    const uint64_t bytes = held.batch.feature(0).row_bytes;
+    for (size_t i = 0; i < ids.size(); ++i, row += bytes) {
+      const bool fits =
+          bytes == (options_.kind.lists.empty() ? JobKind::kRowBytes
+                                                : JobKind::LengthOf(ids[i]));
+      if (fits && RowIs(ids[i], {row, bytes})) continue;
       log_.Torn("batch " + std::to_string(held.number) + ", row " +
                 std::to_string(i) + " of sample " + std::to_string(ids[i]) +
                 " has other bytes " + when);
@@ -208,6 +215,7 @@ void StormRankOptions::AddTo(Command command) {
   command.AddOption("--epochs", &kind.epochs, "");
   command.AddOption("--hold", &kind.hold, "");
   command.AddFlag("--stream", &kind.stream, "");
+  command.AddOption("--lists", &kind.lists, "");
   command.AddOption("--job", &job, "");
   command.AddOption("--socket", &socket, "");
   command.AddOption("--folder", &folder, "");
@@ -237,6 +245,7 @@ std::vector<std::string> StormRankOptions::Arguments() const {
   add("--epochs", std::to_string(kind.epochs));
   add("--hold", std::to_string(kind.hold));
   if (kind.stream) arguments.push_back("--stream");
+  add("--lists", kind.lists);
   add("--job", job);
   add("--socket", socket);
   add("--folder", folder);

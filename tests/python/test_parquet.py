@@ -380,6 +380,22 @@ def test_windows_of_row_groups(attach, tmp_path):
     assert {x // 7 for x in steps[0]} != {0, 1}
 
 
+def test_a_shuffle_of_more_than_stays_decoded_is_warned_of(tmp_path):
+    pq.write_table(pa.table({"x": np.zeros(40 << 20)}),
+                   tmp_path / "a", row_group_size=1 << 20, use_dictionary=False,
+                   compression="zstd")
+    source = Dataset.parquet(tmp_path / "a", ["x"])
+    for dataset, warned in ((source.shuffle(1), True), (source, False),
+                            (source.shuffle(1, window_files=4), False)):
+        (tmp_path / "spec.json").write_text(dataset.batch(64).to_json())
+        told = subprocess.run(
+            [os.path.join(os.path.dirname(penstock.__file__), "bin", "penstock"), "check",
+             str(tmp_path / "spec.json")], text=True, capture_output=True,
+            env={**os.environ, "PENSTOCK_PYTHON": sys.executable, "PENSTOCK_SOCKET": ""})
+        assert told.returncode == 0, told.stderr
+        assert ("window_files: 4" in told.stdout + told.stderr) == warned
+
+
 def test_a_state_resumes(attach, tmp_path):
     write_parquet(tmp_path / "a", table())
     dataset = Dataset.parquet(tmp_path / "a", ["id", "tokens"], max_length={

@@ -249,6 +249,42 @@ def test_values_of_the_features_own_dtype_are_not_looked_at(attach, job, monkeyp
             out.put({"x": np.zeros(4), "y": np.zeros(4, np.int64)})
 
 
+LISTS = {"tokens": penstock.TensorSpec((4,), "int32"),
+         "tokens.length": penstock.TensorSpec((), "int64"),
+         "boxes": penstock.TensorSpec((2, 4), "float32"),
+         "boxes.length": penstock.TensorSpec((), "int64")}
+
+
+def test_lists(attach, job):
+    reader = attach(penstock.Dataset.stream(LISTS).batch(3), job=job)
+    with penstock.producer(job, LISTS, batch=2, timeout_s=60) as out:
+        out.put({"tokens": [[7, 8, 9], [], np.arange(4)],
+                 "boxes": [[], np.ones((1, 4)), [[0, 0, 9, 9], [1, 2, 3, 4]]]})
+    batch = reader.next()
+    items, splits = batch.ragged("tokens")
+    assert items.tolist() == [7, 8, 9, 0, 1, 2, 3] and splits.tolist() == [0, 3, 3, 7]
+    assert batch["tokens"].tolist() == [[7, 8, 9, 0], [0] * 4, [0, 1, 2, 3]]
+    assert batch.lengths("boxes").tolist() == [0, 1, 2]
+    assert batch["boxes"][2].tolist() == [[0, 0, 9, 9], [1, 2, 3, 4]]
+
+
+@pytest.mark.parametrize("wrong, message", [
+    ({"tokens": [[1] * 5]}, r"'tokens', row 0: an array of shape \(5,\), wanted \[at most 4\]"),
+    ({"tokens": [3]}, r"'tokens', row 0: an array of shape \(\), wanted"),
+    ({"boxes": [[[1, 2, 3]]]}, r"'boxes', row 0: .*\(1, 3\), wanted \[at most 2, 4\]"),
+    ({"tokens": [[2 ** 40]]}, "'tokens'"),
+    ({"tokens": [[0.5]]}, "'tokens'"),
+    ({"tokens": np.zeros((1, 4), np.int32), "tokens.length": [5]},
+     "'tokens.length', row 0: a length of 5, wanted 0 to 4"),
+    ({"tokens": np.zeros((1, 4), np.int32), "tokens.length": [-1]}, "a length of -1"),
+])
+def test_lists_that_do_not_fit(attach, job, wrong, message):
+    attach(penstock.Dataset.stream(LISTS).batch(1), job=job)
+    with penstock.producer(job, LISTS, batch=1, timeout_s=60) as out:
+        with pytest.raises(ValueError, match=message):
+            out.put({"tokens": [[1]], "boxes": [[[1, 2, 3, 4]]], **wrong})
+
+
 def test_a_bool_of_another_byte_is_refused(attach, job):
     spec = {"mask": penstock.TensorSpec((3,), "bool")}
     reader = attach(penstock.Dataset.stream(spec).batch(2), job=job)

@@ -49,11 +49,14 @@ class Producer:
 
     def put(self, rows: Mapping[str, Any]) -> None:
         """Copies rows in: ``{name: [n, *shape]}`` for every feature, any n, put in
-        pieces of at most ``batch`` rows. Waits while the ranks are behind.
+        pieces of at most ``batch`` rows. Waits while the ranks are behind. A list
+        (``name`` with ``name.length``, as ``Batch.lengths`` has it) is a sequence of n
+        arrays ``[at most shape[0], *shape[1:]]``, unless ``name.length`` is given too.
 
         Raises ValueError, and puts nothing, when a name, shape or kind of dtype is
         not the feature's, a value does not fit into its dtype, or the arrays differ
         in n; ``Aborted`` when the job's ranks have left."""
+        rows = {**rows, **self._lists_of(rows)}
         arrays = {name: self._checked(name, rows) for name in self._features}
         if len(rows) > len(arrays):
             raise ValueError("no feature of the stream: "
@@ -68,6 +71,30 @@ class Producer:
                 for name, array in arrays.items():
                     slot[name][...] = array[begin:end]
 
+    def _lists_of(self, rows: Mapping[str, Any]) -> Dict[str, np.ndarray]:
+        """Of each list its rows in their room, zeros behind them, and their lengths."""
+        made = {}
+        for name, spec in self._features.items():
+            length = name + ".length"
+            if length not in self._features or length in rows or name not in rows:
+                continue
+            room, shape = spec.shape[0], spec.shape[1:]
+            items = [np.asarray(row) for row in rows[name]]
+            items = [row if row.size else row.reshape(0, *shape) for row in items]
+            for number, row in enumerate(items):
+                if row.ndim == 0 or row.shape[1:] != shape or len(row) > room:
+                    raise ValueError(
+                        f"feature {name!r}, row {number}: an array of shape {row.shape}, "
+                        "wanted [" + ", ".join([f"at most {room}", *map(str, shape)]) + "]")
+            dtypes = {row.dtype for row in items if row.size}
+            array = np.zeros((len(items), *spec.shape), np.result_type(*dtypes) if dtypes
+                             else numpy_dtype(spec.dtype))
+            for place, row in zip(array, items):
+                place[:len(row)] = row
+            made[name] = array
+            made[length] = np.array([len(row) for row in items], np.int64)
+        return made
+
     def _checked(self, name: str, rows: Mapping[str, Any]) -> np.ndarray:
         if name not in rows:
             raise ValueError(f"no rows of feature {name!r}")
@@ -81,6 +108,12 @@ class Producer:
             raise ValueError(f"feature {name!r}: an array of shape "
                              f"{array.shape}, wanted [rows"
                              + "".join(f", {n}" for n in spec.shape) + "]")
+        of = self._features.get(name.removesuffix(".length"))
+        if of not in (None, spec):
+            wrong = np.flatnonzero((array < 0) | (array > of.shape[0]))
+            if wrong.size:
+                raise ValueError(f"feature {name!r}, row {wrong[0]}: a length of "
+                                 f"{array[wrong[0]]}, wanted 0 to {of.shape[0]}")
         # A safe cast needs no check of the values.
         if np.can_cast(array.dtype, wanted, "safe"):
             return array
