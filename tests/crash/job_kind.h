@@ -68,7 +68,7 @@ struct JobKind {
   static constexpr uint64_t kRowBytes = 200;
   static constexpr uint64_t kLengths = 4;
   static_assert(kRowBytes % sizeof(uint64_t) == 0);
-  // Of a row of `lists`; as many have each.
+  // A row of `lists` has so many; as many rows have each of the four.
   static uint64_t LengthOf(int64_t id) {
     return kRowBytes / kLengths * (static_cast<uint64_t>(id) % kLengths + 1);
   }
