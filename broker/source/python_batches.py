@@ -37,6 +37,7 @@ SKIPPED = 1 << 63
 NONE = (1 << 64) - 1
 HEAP = 64  # its offset
 BUFFER_ALIGN = 64
+NOTHING = object()  # no batch; collate_fn may make None
 BUFFER_BYTES_MIN = 256  # of a buffer of its own
 TEXTS_MAX = 16000  # in an answer
 TELL_AFTER_S = 1
@@ -280,7 +281,7 @@ class Batches:
         made, failed = self.made(seed, rows, lambda: link.send(
             answer(call, MORE, struct.pack("<3Q", self.memory.bytes, 0, 0))))
         offset, size = 0, 0
-        if made is not None:
+        if made is not NOTHING:
             try:
                 pieces = BatchPieces(made)
             except Exception as error:  # it cannot be pickled
@@ -301,7 +302,7 @@ class Batches:
         link.send(answer(call, LAST if self.growth.exceeded() else DONE, body))
 
     def made(self, seed, rows, tell):
-        """(the batch; None: it has no samples, failed rows)."""
+        """(the batch; NOTHING: it has no samples, failed rows)."""
         while True:
             self.memory.in_work[0] = NONE
             if self.ordered is not None:
@@ -313,7 +314,7 @@ class Batches:
             states = self.generators.begin()
             samples, failed = self.samples(seed, rows, indices, tell)
             self.memory.in_work[0] = NONE
-            batch = None
+            batch = NOTHING
             if failed and self.opened.on_error == "fail":
                 (row, (_, text)), = failed.items()
                 batch, failed = self.failure(rows[row][0], text.decode()), {}

@@ -98,15 +98,10 @@ class PadListStage final : public RowStage {
   Status Run(std::span<const std::span<const std::byte>> in,
              const AugmentationKey&,
              std::span<std::byte* const> out) const override {
-    const auto room = list_.shape[0];
-    const auto length = ValueAt<int64_t>(in[1].data());
-    if (length < 0 || length > room) {
-      return DataLossError(
-          "feature '{}': its length is {}, and it has room "
-          "for {}",
-          list_.name, length, room);
-    }
-    const uint64_t bytes = list_.RowBytes() / static_cast<uint64_t>(room) *
+    PENSTOCK_ASSIGN_OR_RETURN(const int64_t length,
+                              ItemsOf(list_.name, list_.shape[0], in[1]));
+    const uint64_t bytes = list_.RowBytes() /
+                           static_cast<uint64_t>(list_.shape[0]) *
                            static_cast<uint64_t>(length);
     const auto left =
         static_cast<int64_t>(padder_.Write(in[0].first(bytes), out[0]));

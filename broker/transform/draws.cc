@@ -13,10 +13,10 @@ constexpr bool kIsOneOf = (std::is_same_v<Op, Ops> || ...);
 // They have no random numbers, whatever their keys.
 template <typename Op>
 constexpr bool kNeverDraws =
-    kIsOneOf<Op, ResizeOp, PadOp, NormalizeOp, CastOp, RescaleOp, ClipOp,
-             BucketizeOp, OneHotOp, LabelSmoothingOp, LookupOp, HashOp,
-             ParseJsonOp, PadSequenceOp, ConcatenateOp, ReshapeOp, SelectOp,
-             DropOp, RenameOp>;
+    kIsOneOf<Op, MelSpectrogramOp, ResizeOp, PadOp, NormalizeOp, CastOp,
+             RescaleOp, ClipOp, BucketizeOp, OneHotOp, LabelSmoothingOp,
+             LookupOp, HashOp, ParseJsonOp, PadSequenceOp, ConcatenateOp,
+             ReshapeOp, SelectOp, DropOp, RenameOp>;
 // Only whether they happen is random.
 template <typename Op>
 constexpr bool kMayHappen =
@@ -41,6 +41,10 @@ bool DrawsCrop(const CropSpec& crop) {
 bool DrawsAs(const DecodeImageOp& op) { return op.crop && DrawsCrop(*op.crop); }
 bool DrawsAs(const DecodeAudioOp& op) {
   return op.crop == DecodeAudioOp::Crop::kRandom;
+}
+bool DrawsAs(const GainOp& op) { return op.decibels[0] != op.decibels[1]; }
+bool DrawsAs(const MaskSpectrogramOp& op) {
+  return op.time > 0 || op.frequency > 0;
 }
 bool DrawsAs(const CropOp& op) { return DrawsCrop(op.crop); }
 bool DrawsAs(const FlipOp& op) {

@@ -25,6 +25,7 @@
 #include "broker/transform/numbers.h"
 #include "broker/transform/policies.h"
 #include "broker/transform/resize.h"
+#include "broker/transform/spectrogram.h"
 #include "broker/transform/row_function.h"
 #include "broker/transform/texts.h"
 #include "broker/transform/timm_augment.h"
@@ -35,6 +36,9 @@ namespace penstock {
 using TransformSpec = std::variant<  //
     DecodeImageOp,                   //
     DecodeAudioOp,                   //
+    GainOp,                          //
+    MelSpectrogramOp,                //
+    MaskSpectrogramOp,               //
     CropOp,                          //
     ResizeOp,                        //
     PadOp,                           //

@@ -4,9 +4,18 @@
 #include <set>
 #include <utility>
 
+#include "broker/index/values.h"
 #include "common/layout.h"
 
 namespace penstock {
+
+StatusOr<int64_t> ItemsOf(std::string_view name, int64_t room,
+                          std::span<const std::byte> length) {
+  const auto items = ValueAt<int64_t>(length.data());
+  if (items >= 0 && items <= room) return items;
+  return DataLossError("feature '{}': its length is {}, and it has room for {}",
+                       name, items, room);
+}
 
 RowBuilder::RowBuilder(const RawSpec& raw, MapOpening* opening)
     : opening_(opening) {

@@ -36,6 +36,11 @@ class RowStage {
                      std::span<std::byte* const> out) const = 0;
 };
 
+// How many items of a list are a row's, by the value of its NAME.length.
+// DataLoss: it is no length.
+StatusOr<int64_t> ItemsOf(std::string_view name, int64_t room,
+                          std::span<const std::byte> length);
+
 // Mixes two finished rows, given their values of the features of its step.
 // pair: seed and epoch of the draws, and as the sample the first row's place in
 // the epoch.

@@ -63,13 +63,8 @@ StatusOr<TokenInput> FindTexts(const RowBuilder& row, const std::string& name) {
 StatusOr<uint64_t> TokenInput::CountIn(
     std::span<const std::span<const std::byte>> in) const {
   if (!is_list) return count;
-  int64_t length = 0;
-  std::memcpy(&length, in[1].data(), sizeof(length));
-  if (length < 0 || length > shape[0]) {
-    return DataLossError(
-        "feature '{}': its length is {}, and it has room for {}", name, length,
-        shape[0]);
-  }
+  PENSTOCK_ASSIGN_OR_RETURN(const int64_t length,
+                            ItemsOf(name, shape[0], in[1]));
   return count / static_cast<uint64_t>(shape[0]) *
          static_cast<uint64_t>(length);
 }

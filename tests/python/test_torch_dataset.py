@@ -2,7 +2,9 @@
 batches, whatever the dataset is, and ranks of one launch share one broker."""
 
 import collections
+import copy
 import dataclasses
+import itertools
 import json
 import os
 import pathlib
@@ -1034,3 +1036,37 @@ def test_rows_of_hdf5(tmp_path):
 
     for x, i in penstock.torch.DataLoader(Hdf5(), 32, shuffle=True):
         assert (x[:, 0] == 3 * i).all()
+
+
+def test_a_batch_may_be_none():
+    """What collate_fn gives where none of a batch's samples was good."""
+    loader = penstock.torch.DataLoader(
+        [3, -1, -2, -3, 4, 5], batch_size=2,
+        collate_fn=lambda rows: [row for row in rows if row > 0] or None)
+    assert list(loader) == [[3], None, [4, 5]]
+    assert list(penstock.torch.DataLoader([1, None, 2], batch_size=None)) == [1, None, 2]
+
+
+def test_many_iterators_of_one_loader():
+    loader = penstock.torch.DataLoader(data.TensorDataset(torch.arange(64)), batch_size=8)
+    for batches in zip(*[loader] * 6):
+        assert len({batch[0][0].item() for batch in batches}) == 1
+    assert batches[0][0].tolist() == list(range(56, 64))
+
+
+def test_a_copy_of_a_loader_that_was_used():
+    loader = penstock.torch.DataLoader(list(range(6)), batch_size=3, num_workers=1)
+    assert len(list(loader)) == 2
+    for other in (copy.deepcopy(loader), pickle.loads(pickle.dumps(loader))):
+        assert other.num_workers == 1
+        assert torch.cat(list(other)).tolist() == list(range(6))
+    assert torch.cat(list(loader)).tolist() == list(range(6))
+
+
+def test_a_sampler_without_a_length():
+    class Endless:
+        def __iter__(self):
+            return itertools.count()
+
+    with pytest.raises(TypeError, match="Endless has no __len__: .*IterableDataset"):
+        penstock.torch.DataLoader(list(range(6)), sampler=Endless())

@@ -301,6 +301,13 @@ class OfRank(Count):
     (lambda rank: dict(dataset=data.Subset(range(20), range(rank, 20, 2))), "indices"),
     (lambda rank: dict(dataset=range(20 + rank)), "dataset"),
     (lambda rank: dict(dataset=range(20), sampler=list(range(rank, 20, 2))), "sampler"),
+    (lambda rank: dict(dataset=data.TensorDataset(torch.arange(20) + rank)),
+     r"rows of dataset.tensors\[0\]"),
+    (lambda rank: dict(dataset=data.TensorDataset(torch.arange(20).to(torch.bfloat16) + rank)),
+     r"rows of dataset.tensors\[0\]"),
+    (lambda rank: dict(dataset=[f"{i} of {rank}" for i in range(20)]), "rows of dataset"),
+    (lambda rank: dict(dataset=data.Subset(np.full((20, 3), rank / 2), range(20))),
+     "rows of dataset.dataset"),
     (lambda rank: dict(dataset=OfRank(rank)), "of_rank")])
 def test_ranks_with_other_data(make, what, request):
     loaders = [penstock.torch.DataLoader(

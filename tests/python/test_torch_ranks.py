@@ -7,6 +7,7 @@ import collections
 import contextlib
 import os
 import signal
+import socket as sockets
 import subprocess
 import sys
 import time
@@ -14,6 +15,7 @@ import time
 import pytest
 
 torch = pytest.importorskip("torch")
+from penstock import torch_ranks  # noqa: E402
 
 ROWS, SIZE, RANKS = 601, 5, 3
 GATE_AT = 5  # batches, after which a rank waits for the file "gate"
@@ -154,3 +156,46 @@ def test_each_sample_comes_once(ranks):
     # Again comes only the batch that the killed rank had in its hand.
     again = [sum(of_rank.values()) - len(of_rank) for of_rank in taken]
     assert again == [0, 1, 0]
+
+
+ALONE = """
+import sys
+import torch
+from torch import distributed
+import penstock.torch
+distributed.init_process_group("gloo")
+rank = distributed.get_rank()
+rows = list(range(10))
+each = penstock.torch.DataLoader(rows, batch_size=5, rank=0, world_size=1)
+seen = [torch.cat(list(each)).tolist() for _ in range(2)]
+if rank == 0:
+    validation = penstock.torch.DataLoader(rows, batch_size=5, rank=0, world_size=1)
+    for _ in range(3):
+        for batch in validation:
+            break
+    seen.append(batch.tolist())
+print(seen)
+distributed.barrier()
+"""
+
+
+def test_ranks_that_have_all_rows(tmp_path):
+    """Each of them, or one alone, which may leave its loop without the others."""
+    with contextlib.closing(sockets.socket()) as free:
+        free.bind(("localhost", 0))
+        port = free.getsockname()[1]
+    ranks = [subprocess.Popen(
+        [sys.executable, "-c", ALONE], stdout=subprocess.PIPE, text=True, cwd=tmp_path,
+        env={**os.environ, "RANK": str(rank), "WORLD_SIZE": "2", "LOCAL_RANK": str(rank),
+             "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "localhost", "MASTER_PORT": str(port),
+             "PENSTOCK_SOCKET": ""}) for rank in range(2)]
+    rows = list(range(10))
+    assert [rank.communicate(timeout=100)[0].strip() for rank in ranks] == [
+        str([rows, rows, rows[:5]]), str([rows, rows])]
+
+
+def test_a_long_wait_for_other_ranks_is_told(monkeypatch):
+    monkeypatch.setattr(torch_ranks, "_PATIENCE_S", 0.01)
+    with pytest.warns(UserWarning, match="waits for the other ranks.*world_size=1"):
+        with torch_ranks.meeting():
+            time.sleep(0.5)

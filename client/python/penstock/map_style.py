@@ -43,6 +43,12 @@ _HEAD_BYTES = 48
 # Buffers that are worth a place of their own.
 _BUFFER_BYTES_MIN = 4096
 
+# Values that are compared between ranks as they are written.
+_PLAIN = (bool, int, float, str, bytes, np.generic)
+_SOME = 1000  # items at each end of a list, array or tensor that are compared
+_SOME_BYTES = 1 << 20
+_FEW = 16  # parts of a tuple that are looked into
+
 
 class Ranks(NamedTuple):
     """Ranks that no launcher's variables number."""
@@ -51,6 +57,15 @@ class Ranks(NamedTuple):
     world_size: int
     local_world_size: int
     launch: str  # a name, the same for all of them
+
+
+def warn(text: str) -> None:
+    """At the line that called this package."""
+    frame, level = sys._getframe(1), 2
+    while frame.f_back is not None and (
+            frame.f_globals.get("__name__", "").startswith("penstock.")):
+        frame, level = frame.f_back, level + 1
+    warnings.warn(text, stacklevel=level)
 
 
 def own_socket(ranks: Optional[Ranks] = None) -> str:
@@ -143,26 +158,59 @@ def _write(folder: str, name: str, socket: str,
         raise
 
 
-def _facts(name: str, value: Any, depth: int = 3) -> Dict[str, str]:
-    """What tells one rank's part of a dataset from another's: lengths, numbers, lists
-    of numbers."""
-    if isinstance(value, (bool, int, range)):
+def _is_tensor(value: Any) -> bool:
+    torch = sys.modules.get("torch")
+    return torch is not None and isinstance(value, torch.Tensor)
+
+
+def _end_bytes(value: Any, length: int) -> Optional[bytes]:
+    """Some items at both ends of an array or tensor; None: it is none."""
+    if length <= 0:
+        return None
+    if _is_tensor(value):
+        torch = sys.modules["torch"]
+        if value.device.type != "cpu" or value.layout is not torch.strided:
+            return None
+        def raw(part: Any) -> bytes:
+            return bytes(part.detach().contiguous().reshape(-1).view(torch.uint8).numpy())
+    elif isinstance(value, np.ndarray) and value.dtype.kind != "O":
+        def raw(part: Any) -> bytes:
+            return bytes(part.tobytes())
+    else:
+        return None
+    some = max(1, min(_SOME, _SOME_BYTES * length // max(1, value.nbytes)))
+    return raw(value[:some]) + raw(value[max(0, length - some):])
+
+
+def _facts(name: str, value: Any, rows: int, depth: int = 3) -> Dict[str, str]:
+    """What tells one rank's part of a dataset of so many rows from another's: lengths,
+    numbers, and some items of lists, arrays and tensors. Those that are as long as the
+    dataset have names that begin with "rows of"."""
+    if isinstance(value, (bool, int, float, range)):
         return {name: repr(value)}
-    facts = {}
+    facts: Dict[str, str] = {}
+    length = -1
     if hasattr(value, "__len__") and not isinstance(value, (str, bytes)):
         with contextlib.suppress(Exception):
-            facts[f"len({name})"] = str(len(value))
-    if isinstance(value, np.ndarray) and value.ndim != 1:
-        return facts
-    if isinstance(value, (list, tuple, np.ndarray)):
-        first = list(value[:1000])
-        if all(isinstance(each, (int, np.integer)) for each in first):
-            facts[name] = str(zlib.crc32(repr([int(each) for each in first]).encode()))
-    elif depth > 0:
+            length = len(value)
+            facts[f"len({name})"] = str(length)
+    items = None
+    with contextlib.suppress(Exception):  # of a kind without bytes
+        items = _end_bytes(value, length)
+    if isinstance(value, (list, tuple)):
+        some = [*value[:_SOME], *value[max(0, length - _SOME):]]
+        if all(isinstance(each, _PLAIN) for each in some):
+            items = repr(some).encode("utf-8", "replace")
+        elif depth > 0 and length <= _FEW:
+            for place, each in enumerate(value):
+                facts.update(_facts(f"{name}[{place}]", each, rows, depth - 1))
+    elif items is None and depth > 0:
         for key, each in getattr(value, "__dict__", {}).items():
-            if isinstance(each, (bool, int, range, list, tuple, np.ndarray)) or (
-                    key in ("dataset", "data_source", "sampler")):
-                facts.update(_facts(f"{name}.{key}", each, depth - 1))
+            if isinstance(each, (*_PLAIN[:3], range, list, tuple, np.ndarray)) or (
+                    key in ("dataset", "data_source", "sampler")) or _is_tensor(each):
+                facts.update(_facts(f"{name}.{key}", each, rows, depth - 1))
+    if items is not None:
+        facts["rows of " * (length == rows) + name] = str(zlib.crc32(items))
     return facts
 
 
@@ -173,19 +221,23 @@ def _check_same(facts: Dict[str, str], first: Dict[str, str]) -> None:
                     if facts.get(name) != first.get(name))
     if not differ:
         return
-    text = (f"this rank's {', '.join(differ[:3])} differ from those of the rank that came "
-            "first, whose samples all ranks share: give each rank all of the data; "
-            "rows of one rank alone: `rank=0, world_size=1`")
-    if any(name.endswith(".indices") or "." not in name for name in differ):
+    text = (f"{', '.join(differ[:3])} of this rank and of the rank that came first "
+            "differ, and all ranks share the samples of that one: give each rank all of "
+            "the data; rows of one rank alone: `rank=0, world_size=1`")
+    if any(name.startswith("rows of ") or name.endswith(".indices") or "." not in name
+           for name in differ):
         raise ValueError(text)
-    warnings.warn(text, stacklevel=2)
+    warn(text)
 
 
 def _use(path: str, parts: Dict[str, Any]) -> Callable[[], None]:
     """Marks the file as used, until what is returned is called; the last one to do so
     removes it, and its socket. ValueError: other ranks use it with other parts."""
+    rows = -1
+    with contextlib.suppress(Exception):
+        rows = len(parts["dataset"])
     facts = {key: each for name, value in parts.items() if value is not None
-             for key, each in _facts(name, value).items()}
+             for key, each in _facts(name, value, rows).items()}
     while True:
         descriptor = os.open(path + ".users", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         with contextlib.suppress(BlockingIOError):

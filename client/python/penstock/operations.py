@@ -117,6 +117,47 @@ def decode_audio(rate: int, seconds: float, *, mono: Optional[bool] = None,
                       channels=channels, crop=crop, feature=feature)
 
 
+def mel_spectrogram(rate: int, *, mels: Optional[int] = None, fft: Optional[int] = None,
+                    hop: Optional[int] = None, window: Optional[int] = None,
+                    min_hz: Optional[float] = None, max_hz: Optional[float] = None,
+                    power: Optional[float] = None, scale: Optional[str] = None,
+                    equal_area: Optional[bool] = None, pad: Optional[str] = None,
+                    log: Optional[str] = None, floor: Optional[float] = None,
+                    feature: Optional[Names] = None) -> Operation:
+    """float32 [samples] -> float32 [frames, mels], a list if it was one: torchaudio's
+    ``MelSpectrogram``, transposed; librosa's with ``scale="slaney", equal_area=True,
+    pad="zeros"``.
+
+    ``rate``: of the samples, Hz; ``mels`` (80) filters from ``min_hz`` (0) to ``max_hz``
+    (half the rate) over spectra of ``fft`` (400) samples, ``hop`` (160) apart, under a
+    Hann ``window`` (``fft``); ``power`` (2) of the magnitude; ``scale``: "htk" or
+    "slaney"; ``pad``: "reflect", "zeros" or "none"; ``log``: "natural" or "decibel", of
+    at least ``floor`` (1e-10); ``feature`` ("audio")."""
+    return _operation("mel_spectrogram", rate=rate, mels=mels, fft=fft, hop=hop,
+                      window=window, min_hz=min_hz, max_hz=max_hz, power=power,
+                      scale=scale, equal_area=equal_area, pad=pad, log=log, floor=floor,
+                      feature=feature)
+
+
+def mask_spectrogram(time: Optional[int] = None, frequency: Optional[int] = None, *,
+                     times: Optional[int] = None, frequencies: Optional[int] = None,
+                     share: Optional[float] = None, value: Optional[float] = None,
+                     feature: Optional[Names] = None) -> Operation:
+    """float32 [frames, mels] -> the same, with ``times`` (1) bands of up to ``time``
+    frames, each at most ``share`` (1) of the row's, and ``frequencies`` (1) bands of up
+    to ``frequency`` filters that are ``value`` (0): SpecAugment. ``feature``
+    ("audio")."""
+    return _operation("mask_spectrogram", time=time, frequency=frequency, times=times,
+                      frequencies=frequencies, share=share, value=value, feature=feature)
+
+
+def gain(decibels: Union[float, Sequence[float]],
+         feature: Optional[Names] = None) -> Operation:
+    """float32 -> the same, louder or less loud by a number of ``decibels`` drawn from
+    [low, high], or [-decibels, decibels]; not clipped. ``feature`` ("audio")."""
+    return _operation("gain", decibels=decibels, feature=feature)
+
+
 def crop(how: Union[str, Mapping[str, Any]], size: Size,
          feature: Optional[Names] = None, *, mask: Optional[Names] = None,
          interpolation: Optional[str] = None) -> Operation:

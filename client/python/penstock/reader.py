@@ -41,6 +41,7 @@ class Epoch:
     def __init__(self, reader: "Reader", number: int):
         self._reader = reader
         self._number = number
+        self._joined = False
 
     @property
     def number(self) -> int:
@@ -48,22 +49,20 @@ class Epoch:
         return self._number
 
     def __iter__(self) -> Iterator[Batch]:
+        # It keeps no batch, as a generator's variable would.
+        return iter(self._take, None)
+
+    def _take(self) -> Optional[Batch]:
         core = self._reader._core
-        joined = False
-        while True:
-            if core.epoch != self._number:
-                raise errors.FailedPrecondition(
-                    f"epoch {self._number} is over: ask `epochs()` for the next")
-            batch = self._reader._take()
-            if batch is None:
-                return
-            if not joined:
-                # A rank that joins others learns their epoch from its first batch.
-                self._number = core.epoch
-                joined = True
-            yield batch
-            # Released before waiting for the next.
-            del batch
+        if core.epoch != self._number:
+            raise errors.FailedPrecondition(
+                f"epoch {self._number} is over: ask `epochs()` for the next")
+        batch = self._reader._take()
+        if batch is not None and not self._joined:
+            # A rank that joins others learns their epoch from its first batch.
+            self._number = core.epoch
+            self._joined = True
+        return batch
 
     def tuples(self, *features: str) -> Iterator[Tuple[np.ndarray, ...]]:
         """Yields tuples of these features' arrays: ``for x, y in

@@ -14,6 +14,7 @@
 from __future__ import annotations
 
 import collections
+import functools
 import inspect
 import json
 import os
@@ -30,7 +31,7 @@ from penstock.batch import Batch
 from penstock.dataset import Dataset
 from penstock.reader import (Epoch, Reader, State, attach, no_epoch_left,
                              state_text)
-from penstock.torch_ranks import group_size, ranks_of, world_size_of
+from penstock.torch_ranks import group_size, meeting, ranks_of, world_size_of
 from penstock.torch_rows import IterableRows, MapStyleRows, SpecRows, is_iterable
 
 _UNSET: Any = object()
@@ -188,6 +189,14 @@ class DataLoader(data.IterableDataset):  # type: ignore[misc]
         self.persistent_workers = bool(persistent_workers)
         self.multiprocessing_context = multiprocessing_context
 
+    def __reduce__(self) -> Any:
+        """A copy begins its loops anew, with a copy of the dataset. TypeError: of a
+        spec."""
+        if isinstance(self._rows, SpecRows):
+            raise TypeError("a penstock.torch.DataLoader of a spec is attached to its "
+                            "broker: make another one instead of a copy")
+        return functools.partial(DataLoader, **self._given), (self.dataset,)
+
     def __setattr__(self, name: str, value: Any) -> None:
         """ValueError: what a map-style dataset's loader was made with."""
         # No name of the module: a loop may end with the interpreter.
@@ -208,8 +217,15 @@ class DataLoader(data.IterableDataset):  # type: ignore[misc]
         if ranks is not None:
             options.update(rank=ranks.rank, world_size=ranks.world_size,
                            local_world_size=ranks.local_world_size)
-        with self._rows.raising():
-            reader = attach(source, **options)
+        try:
+            with self._rows.raising():
+                reader = attach(source, **options)
+        except errors.DeadlineExceeded as error:
+            if not getattr(self, "timeout", 0):
+                raise
+            raise errors.DeadlineExceeded(
+                f"{error} (timeout={self.timeout} of the DataLoader; the processes of its "
+                "dataset start in it, too)") from None
         try:
             self._features = (None if self._chosen is None else
                               reader.element_spec.chosen(self._chosen))
@@ -345,7 +361,8 @@ class DataLoader(data.IterableDataset):  # type: ignore[misc]
         """Every rank goes there. The first one that does takes the batches that are
         under way from the others, so it waits until they have come here."""
         if 1 < reader.world_size == group_size():
-            distributed.barrier()
+            with meeting():
+                distributed.barrier()
         reader.load_state_dict(state)
 
     def set_epoch(self, epoch: int) -> None:

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 import socket as sockets
-from typing import Any, Dict, List, Optional
+import threading
+from typing import Any, Dict, Iterator, List, Optional
 
 from torch import distributed
 
 from penstock import _core, map_style
+
+_PATIENCE_S = 10  # of a rank that waits for others
 
 
 def ranks_of(options: Dict[str, Any]) -> Optional[map_style.Ranks]:
@@ -34,6 +38,34 @@ def group_size() -> int:
     if distributed.is_available() and distributed.is_initialized():
         return int(distributed.get_world_size())
     return 1
+
+
+def own_rank() -> int:
+    """This process's among all, whatever a loader's options say."""
+    _, launched, number, _ = _core.launch()
+    return number if launched > 1 or group_size() == 1 else distributed.get_rank()
+
+
+def is_alone(options: Dict[str, Any]) -> bool:
+    """It has all rows to itself, though there are other ranks."""
+    return options.get("world_size") == 1 < max(_core.launch()[1], group_size())
+
+
+@contextlib.contextmanager
+def meeting() -> Iterator[None]:
+    """Warns of a wait for other ranks that takes long."""
+    def tell() -> None:
+        map_style.warn(
+            "penstock.torch.DataLoader: this rank has left its last loop by `break`, or "
+            "begins at a state, and waits for the other ranks to come to this loop, too. "
+            "A loop of one rank alone has a loader of its own: rank=0, world_size=1")
+    timer = threading.Timer(_PATIENCE_S, tell)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
 
 
 @functools.lru_cache(maxsize=None)

@@ -9,8 +9,6 @@ import copy
 import json
 import os
 import struct
-import sys
-import warnings
 import weakref
 from typing import (Any, Callable, ContextManager, Dict, List, Optional, Set, Tuple)
 
@@ -21,7 +19,7 @@ from penstock import map_style
 from penstock.batch import Batch, check_lists
 from penstock.dataset import Dataset
 from penstock.reader import Reader
-from penstock.torch_ranks import world_size_of
+from penstock.torch_ranks import is_alone, own_rank, world_size_of
 
 # Arguments of PyTorch's DataLoader, and where a spec has them instead.
 _ELSEWHERE = {
@@ -152,6 +150,8 @@ class ObjectRows(Rows):
         world_size = world_size_of(options)
         seed = self._seed()
         name = f"{self.name}-{map_style.launch(ranks)}"
+        if is_alone(options):  # and maybe each of them is
+            name += f"-{own_rank()}"
         socket = options.pop("socket", None) or map_style.own_socket(ranks)
         spec, withdraw = map_style.spec_of(
             name, socket, collate_fn=self._collate, seed=seed,
@@ -253,6 +253,11 @@ class MapStyleRows(ObjectRows):
 
     def attached(self, reader: Reader) -> None:
         self._order.check(reader.world_size, reader.rank)
+        if reader.world_size > 1 and reader.delivery == "split" and (
+                isinstance(self.sampler, data.SequentialSampler)):
+            tell(f"penstock.torch.DataLoader: {reader.world_size} ranks divide the rows "
+                 "of a loader without a sampler, where PyTorch gives all of them to each "
+                 "rank; for that: rank=0, world_size=1")
         if self.drop_last or reader.delivery != "split":
             return
         left = reader.sample_count % (self._per_rank * reader.world_size)
@@ -399,7 +404,7 @@ class IterableRows(ObjectRows):
             return result.empty if batch.step * ranks < result.batches else result
         self._position = map_style.position_of(memory) or self._position
         if self._said_length is not None and batch.step >= self._said_length:
-            _warn(
+            map_style.warn(
                 f"len() of the loader is {self._said_length}, by that of "
                 f"{type(self.dataset).__name__}, and batch {batch.step + 1} has come: "
                 "each of num_workers processes iterates over all of a dataset that does "
@@ -438,6 +443,10 @@ class _Order:
         self._dataset = dataset
         self._sampler = sampler  # what the broker asks; None: it makes the order
         self._seed, self._generator = seed, generator
+        if sampler is not None and not hasattr(type(sampler), "__len__"):
+            raise TypeError(f"{type(sampler).__name__} has no __len__: the ranks know their "
+                            "steps before an epoch begins. Give it one, or make an "
+                            "IterableDataset of it")
         own = getattr(sampler, "generator", None)
         if generator is None and isinstance(own, torch.Generator):
             self._generator = own
@@ -553,13 +562,4 @@ def tell(text: str) -> None:
     """Warns of it, once in this process."""
     if text and text not in _told:
         _told.add(text)
-        _warn(text)
-
-
-def _warn(text: str) -> None:
-    """At the line that called this package."""
-    frame, level = sys._getframe(1), 2
-    while frame.f_back is not None and (
-            frame.f_globals.get("__name__", "").startswith("penstock.")):
-        frame, level = frame.f_back, level + 1
-    warnings.warn(text, stacklevel=level)
+        map_style.warn(text)
