@@ -35,6 +35,7 @@
 #include "broker/spec/dataset_spec.h"
 #include "broker/spec/describe.h"
 #include "broker/transform/row_function.h"
+#include "broker/transform/tokenize.h"
 #include "broker/user_code/python_process.h"
 #include "broker/watchdog.h"
 #include "broker/workers/measure_reads.h"
@@ -308,15 +309,17 @@ Status RunOnSpec(const Arguments& arguments) {
       arguments.replay.empty() ? arguments.measure_reads : arguments.replay;
   PENSTOCK_ASSIGN_OR_RETURN(const std::string text,
                             ReadTextFile("spec file", file, kSpecBytesMax));
-  PENSTOCK_ASSIGN_OR_RETURN(
-      const DatasetSpec spec,
-      ParseDatasetSpec(text, file,
-                       std::filesystem::absolute(file).parent_path().string()));
+  const std::string folder =
+      std::filesystem::absolute(file).parent_path().string();
+  PENSTOCK_ASSIGN_OR_RETURN(const DatasetSpec spec,
+                            ParseDatasetSpec(text, file, folder));
   PENSTOCK_ASSIGN_OR_RETURN(const Config config, ConfigOf(arguments));
   UseCacheDir(config);
   PENSTOCK_ASSIGN_OR_RETURN(
-      const FunctionOptions functions,
+      FunctionOptions functions,
       AsConfigured(config, FunctionsOf(config, /*private_broker=*/true)));
+  // As the private broker whose command has written the spec into its folder.
+  functions.object_dir = folder + "/datasets";
   if (!arguments.replay.empty()) {
     ReplayOptions options = arguments.replay_options;
     const auto changes = nlohmann::json::parse(
@@ -487,7 +490,9 @@ StatusOr<std::string> Confine(const Arguments& arguments, const Config& config,
       SandboxOf(config, given_folder, arguments.private_broker));
   ConnectServiceManager();
   PENSTOCK_RETURN_IF_ERROR(PythonProcess::StartLauncher(
-      functions, {PythonOp::Program(), PythonDatasetSource::Program()},
+      functions,
+      {PythonOp::Program(), TokenizeOp::Program(),
+       PythonDatasetSource::Program()},
       given_folder.empty()
           ? std::filesystem::absolute(SocketPath(config.socket)).string()
           : "",

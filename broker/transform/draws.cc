@@ -15,8 +15,9 @@ template <typename Op>
 constexpr bool kNeverDraws =
     kIsOneOf<Op, MelSpectrogramOp, ResizeOp, PadOp, NormalizeOp, CastOp,
              RescaleOp, ClipOp, BucketizeOp, OneHotOp, LabelSmoothingOp,
-             LookupOp, HashOp, ParseJsonOp, PadSequenceOp, ConcatenateOp,
-             ReshapeOp, SelectOp, DropOp, RenameOp>;
+             LookupOp, HashOp, ParseJsonOp, TokenizeOp, VectorizeTextOp,
+             EncodeBytesOp, PadSequenceOp, ConcatenateOp, ReshapeOp, SelectOp,
+             DropOp, RenameOp>;
 // Only whether they happen is random.
 template <typename Op>
 constexpr bool kMayHappen =
@@ -24,9 +25,9 @@ constexpr bool kMayHappen =
              AutocontrastOp, InvertOp>;
 template <typename Op>
 constexpr bool kAlwaysDraws =
-    IsFunction<Op> ||
-    kIsOneOf<Op, MixupOp, CutmixOp, ColorJitterOp, RandAugmentOp,
-             TrivialAugmentOp, AugMixOp, TimmRandAugmentOp, RandomErasingOp>;
+    kIsOneOf<Op, PythonOp, PluginOp, MixupOp, CutmixOp, ColorJitterOp,
+             RandAugmentOp, TrivialAugmentOp, AugMixOp, TimmRandAugmentOp,
+             RandomErasingOp>;
 
 bool IsRandom(double probability) {
   return probability != 0 && probability != 1;
@@ -97,10 +98,15 @@ bool Draws(const TransformSpec& step) {
       step);
 }
 
+bool RunsInProcess(const TransformSpec& step) {
+  return std::holds_alternative<TokenizeOp>(step);
+}
+
 size_t StepsToKeep(std::span<const MapStep> steps) {
   const auto end =
-      std::find_if(steps.begin(), steps.end(),
-                   [](const MapStep& step) { return Draws(*step.op); });
+      std::find_if(steps.begin(), steps.end(), [](const MapStep& step) {
+        return Draws(*step.op) || RunsInProcess(*step.op);
+      });
   if (end == steps.end()) return steps.size();
   const auto last = std::find_if(steps.begin(), end, [](const MapStep& step) {
     return PutsChannelsFirst(*step.op);

@@ -27,8 +27,10 @@
 #include "broker/transform/resize.h"
 #include "broker/transform/spectrogram.h"
 #include "broker/transform/row_function.h"
+#include "broker/transform/text_tokens.h"
 #include "broker/transform/texts.h"
 #include "broker/transform/timm_augment.h"
+#include "broker/transform/tokenize.h"
 #include "common/format.h"
 
 namespace penstock {
@@ -70,6 +72,9 @@ using TransformSpec = std::variant<  //
     LookupOp,                        //
     HashOp,                          //
     ParseJsonOp,                     //
+    TokenizeOp,                      //
+    VectorizeTextOp,                 //
+    EncodeBytesOp,                   //
     PadSequenceOp,                   //
     ConcatenateOp,                   //
     ReshapeOp,                       //

@@ -1,8 +1,9 @@
 // How steps of `map` read files, once, when the dataset opens: vocabularies,
-// statistics.
+// statistics, tokenizers.
 #ifndef BROKER_TRANSFORM_MAP_FILE_H_
 #define BROKER_TRANSFORM_MAP_FILE_H_
 
+#include <cstdint>
 #include <functional>
 #include <memory>
 #include <string>
@@ -10,6 +11,7 @@
 
 #include "broker/index/open_progress.h"
 #include "broker/index/side_file.h"
+#include "common/status.h"
 
 namespace penstock {
 
@@ -29,9 +31,25 @@ struct MapOpening {
     warning += (warning.empty() ? "" : "; ") + text;
   }
 
+  // Whether nobody waits for it any more; it outlives who asks.
+  std::function<bool()> cancelled() const {
+    return [from = progress] { return from->cancel.load(); };
+  }
+
   // Number of the step that is being compiled.
   uint32_t step = 0;
 };
+
+struct MapFileKind {
+  const char* name;  // "statistics": for messages and the digest
+  uint64_t bytes_max;
+  bool stays;  // in memory
+};
+
+// Reads a file with the access of opening, and notes it there. Errors: the
+// file's; InvalidArgument: it is too large.
+StatusOr<std::string> ReadMapFile(const std::string& path,
+                                  const MapFileKind& kind, MapOpening* opening);
 
 }  // namespace penstock
 #endif  // BROKER_TRANSFORM_MAP_FILE_H_

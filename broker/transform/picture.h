@@ -46,8 +46,10 @@ inline FeatureNames DefaultFeature() { return {kDefaultFeature}; }
 // The feature that an op of labels changes.
 inline constexpr char kDefaultLabel[] = "label";
 inline FeatureNames DefaultLabel() { return {kDefaultLabel}; }
-// That of an op of sounds.
+// Those of ops of sounds, and of texts.
 inline constexpr char kDefaultSound[] = "audio";
+inline constexpr char kDefaultText[] = "text";
+inline FeatureNames DefaultText() { return {kDefaultText}; }
 // A name, or a list of them.
 ValueType<FeatureNames> FeatureNamesType();
 // The same, of a key that may be absent.

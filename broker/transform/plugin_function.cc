@@ -154,18 +154,20 @@ class PluginFunction final : public RowFunction {
   PluginFunction(const Library& library, RawSpec inputs, ElementSpec outputs)
       : library_(library),
         inputs_(std::move(inputs)),
-        outputs_(std::move(outputs)) {}
+        made_(std::move(outputs)),
+        outputs_(RawSpecOf(made_)) {}
 
-  const ElementSpec& outputs() const override { return outputs_; }
+  const RawSpec& outputs() const override { return outputs_; }
   std::unique_ptr<Caller> MakeCaller(Cancelled) const override {
-    return std::make_unique<PluginCaller>(library_, inputs_, outputs_);
+    return std::make_unique<PluginCaller>(library_, inputs_, made_);
   }
   uint64_t wait_ns() const override { return 0; }
 
  private:
   const Library library_;
   const RawSpec inputs_;
-  const ElementSpec outputs_;
+  const ElementSpec made_;
+  const RawSpec outputs_;
 };
 
 }  // namespace
@@ -189,8 +191,7 @@ const Declaration<PluginOp>& PluginOp::Declared() {
 }
 
 StatusOr<std::unique_ptr<RowFunction>> PluginOp::Open(
-    const RawSpec& inputs, const FunctionOptions& options,
-    const Cancelled&) const {
+    const RawSpec& inputs, const FunctionOptions& options, MapOpening*) const {
   PENSTOCK_ASSIGN_OR_RETURN(ElementSpec outputs, OutputsOf(features, inputs));
   if (options.plugin_dir.empty()) {
     return FailedPreconditionError(

@@ -34,7 +34,7 @@ PathBuilder* RowBuilder::Named(const std::string& name) const {
 StatusOr<PathBuilder*> RowBuilder::Find(const std::string& name) const {
   if (PathBuilder* const found = Named(name)) return found;
   if (paths_.size() == 1 && (name == kDefaultFeature || name == kDefaultLabel ||
-                             name == kDefaultSound)) {
+                             name == kDefaultSound || name == kDefaultText)) {
     return paths_[0].get();
   }
   return InvalidArgumentError("no feature '{}': give one of {}", name,

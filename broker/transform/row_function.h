@@ -1,5 +1,5 @@
-// A step of `map` that runs a user's function on whole rows: a Python function
-// in a separate process, or a function of a shared library in the worker.
+// A step of `map` that runs a function on whole rows: of Python in a separate
+// process (a user's, or tokenize.h), or of a shared library in the worker.
 //
 // Immutable once opened; every worker has its own Caller.
 #ifndef BROKER_TRANSFORM_ROW_FUNCTION_H_
@@ -15,6 +15,7 @@
 
 #include "broker/source/source.h"
 #include "broker/transform/augmentation.h"
+#include "broker/transform/map_file.h"
 #include "broker/user_code/trusted_code.h"
 #include "common/element_spec.h"
 #include "common/status.h"
@@ -52,18 +53,18 @@ class RowFunction {
   };
 
   virtual ~RowFunction() = default;
-  virtual const ElementSpec& outputs() const = 0;
+  virtual const RawSpec& outputs() const = 0;
   virtual std::unique_ptr<Caller> MakeCaller(Cancelled cancelled) const = 0;
   // The longest time a call waits for another process, including the start of a
   // new one; 0: it runs on the worker's own thread.
   virtual uint64_t wait_ns() const = 0;
 };
 
-// ---- for the two kinds -----------------------------------------------------
+// ---- for the kinds --------------------------------------------------------
 // Their Open finds the function and tries to load it; inputs: its input
 // features. Errors: FailedPrecondition (this broker allows none, with a
 // remedy), NotFound, InvalidArgument (the import failed, with Python's
-// message). cancelled: nobody waits for it any more.
+// message).
 
 // For people: of the key features.
 inline constexpr char kOutputsText[] =
@@ -85,7 +86,7 @@ struct RowLayout {
 StatusOr<RowLayout> PlanRow(std::span<const uint64_t> input_bytes,
                             const ElementSpec& outputs);
 
-// ---- the two kinds
+// ---- functions of users
 
 // map: python. A function of Python, in processes of its own.
 struct PythonOp {
@@ -99,7 +100,7 @@ struct PythonOp {
   const std::string& Name() const { return function; }
   StatusOr<std::unique_ptr<RowFunction>> Open(const RawSpec& inputs,
                                               const FunctionOptions& options,
-                                              const Cancelled& cancelled) const;
+                                              MapOpening* opening) const;
 };
 
 // map: plugin. A function of a shared library (client/penstock_plugin.h),
@@ -114,7 +115,7 @@ struct PluginOp {
   std::string Name() const { return Format("{} of {}", function, library); }
   StatusOr<std::unique_ptr<RowFunction>> Open(const RawSpec& inputs,
                                               const FunctionOptions& options,
-                                              const Cancelled&) const;
+                                              MapOpening* opening) const;
 };
 
 }  // namespace penstock

@@ -261,9 +261,7 @@ StatusOr<std::unique_ptr<RowProgram>> RowProgram::Compile(
           if constexpr (IsFunction<decltype(op)>) {
             section.kind = op.Declared().name();
             section.name = op.Name();
-            return op.Open(section.paths->out(), options, [opening] {
-              return opening->progress->cancel.load();
-            });
+            return op.Open(section.paths->out(), options, opening);
           } else {
             return InternalError("it is of features");
           }
@@ -275,10 +273,7 @@ StatusOr<std::unique_ptr<RowProgram>> RowProgram::Compile(
           .Prepend(section.path + "." + section.kind);
     }
     section.function = *std::move(function);
-    in.clear();
-    for (const Feature& feature : section.function->outputs()) {
-      in.push_back({feature, false});
-    }
+    in = section.function->outputs();
     begin = end + 1;
   }
   PENSTOCK_RETURN_IF_ERROR(CheckDecoded(sections.back().paths->out()));

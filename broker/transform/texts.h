@@ -41,7 +41,7 @@ struct HashOp {
 
 // A text becomes the values of its JSON.
 struct ParseJsonOp {
-  std::string feature = "text";
+  std::string feature = kDefaultText;
   FeatureValues<TextField> fields;  // from: a JSON Pointer
   Longer longer = Longer::kFail;
   bool operator==(const ParseJsonOp&) const = default;

@@ -18,6 +18,9 @@
 
 namespace penstock {
 
+// Room of a list of tokens that a step makes.
+inline constexpr int64_t kListTokensMax = int64_t{1} << 24;
+
 struct Token {
   std::string_view text;
   std::optional<int64_t> whole;  // of integers

@@ -4,6 +4,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <map>
 #include <optional>
 #include <set>
 #include <string>
@@ -48,6 +49,8 @@ struct AnalyzeOptions {
 struct AnalyzedSpec {
   OrderedJson spec;
   std::vector<size_t> steps;  // of each step of its `map`: the number it had
+  std::map<std::string, WordRules>
+      words;  // of texts that are split, by feature
 };
 
 std::vector<std::string> NamesIn(const OrderedJson& op, const char* key) {
@@ -65,7 +68,21 @@ std::vector<std::string> NamesIn(const OrderedJson& op, const char* key) {
 bool NeedsStatistics(const std::string& name, const OrderedJson& op) {
   if (name == "normalize") return op.contains("from");
   const auto vocabulary = op.find("vocabulary");
-  return name == "lookup" && vocabulary != op.end() && vocabulary->is_object();
+  return (name == "lookup" || name == "vectorize_text") &&
+         vocabulary != op.end() && vocabulary->is_object();
+}
+
+// How a canonical vectorize_text splits its texts.
+WordRules RulesOf(const OrderedJson& op) {
+  WordRules rules;
+  for (const auto& [name, how] : kStandardizeNames) {
+    if (op.at("standardize") == name) rules.standardize = how;
+  }
+  for (const auto& [name, how] : kSplitNames) {
+    if (op.at("split") == name) rules.split = how;
+  }
+  rules.ngrams = op.value("ngrams", rules.ngrams);
+  return rules;
 }
 
 // The steps, and the features that have reached one that needs statistics.
@@ -75,6 +92,9 @@ class Steps {
   bool Add(const std::string& name, OrderedJson op, size_t number) {
     if (NeedsStatistics(name, op)) {
       for (std::string& each : NamesIn(op, "feature")) {
+        if (name == "vectorize_text" && !ended_.contains(each)) {
+          words_[each] = RulesOf(op);
+        }
         ended_.insert(std::move(each));
       }
       return true;
@@ -116,6 +136,7 @@ class Steps {
 
   OrderedJson Take() { return std::move(kept_); }
   std::vector<size_t> TakeNumbers() { return std::move(numbers_); }
+  std::map<std::string, WordRules> TakeWords() { return std::move(words_); }
 
  private:
   void Keep(const std::string& name, OrderedJson op, size_t number) {
@@ -126,6 +147,7 @@ class Steps {
   OrderedJson kept_ = OrderedJson::array();
   std::vector<size_t> numbers_;
   std::set<std::string> ended_;
+  std::map<std::string, WordRules> words_;
 };
 
 // What is analyzed of a canonical spec. FailedPrecondition: its values are in
@@ -158,7 +180,7 @@ StatusOr<AnalyzedSpec> SpecToAnalyze(const OrderedJson& spec,
   made["epochs"] = 1;
   made.erase("steps_per_epoch");
   made["on_error"] = "skip";
-  return AnalyzedSpec{std::move(made), steps.TakeNumbers()};
+  return AnalyzedSpec{std::move(made), steps.TakeNumbers(), steps.TakeWords()};
 }
 
 // ---- its records
@@ -298,6 +320,7 @@ StatusOr<int> Analyze(const AnalyzeOptions& options) {
   StatisticsOptions of;
   of.tokens_max = options.tokens_max;
   of.threads = ProcessorCount();
+  of.words = to_read.words;
   PENSTOCK_ASSIGN_OR_RETURN(
       const std::string result,
       InTakingProcess(broker.get(), [&] { return Analyzed(all, of); }));
@@ -354,7 +377,8 @@ Every record is read once. A feature is analyzed as its first step with
 `from` finds it, or as the spec delivers it. Records that cannot be read
 or decoded are left out, counted, and the first of them named. Specs use
 the file with `normalize: {from: FILE}` and
-`lookup: {vocabulary: {from: FILE}}`.
+`lookup: {vocabulary: {from: FILE}}`; of texts that `vectorize_text`
+splits, their words are counted, and in how many texts each is.
 
 Examples:
   penstock analyze train.yaml

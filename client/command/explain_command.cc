@@ -320,7 +320,7 @@ bool HasProcesses(const OrderedJson& spec) {
   if (spec.contains("source") && spec["source"].contains("python")) return true;
   const auto has = [](const OrderedJson& steps) {
     return std::any_of(steps.begin(), steps.end(), [](const OrderedJson& op) {
-      return op.contains("python");
+      return op.contains("python") || op.contains("tokenize");
     });
   };
   const OrderedJson by_part = spec.value("map_by_part", OrderedJson::array());

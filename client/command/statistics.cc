@@ -4,7 +4,10 @@
 #include <array>
 #include <atomic>
 #include <cmath>
+#include <string_view>
 #include <thread>
+#include <unordered_map>
+#include <unordered_set>
 #include <utility>
 
 #include "client/command/batch_sheet.h"
@@ -260,10 +263,14 @@ class Lengths final : public FeatureStatistics {
 
 class Texts final : public FeatureStatistics {
  public:
-  Texts(const Feature& feature, size_t tokens_max)
+  // words: of these a text has several; nullopt: it is one token.
+  Texts(const Feature& feature, size_t tokens_max,
+        std::optional<WordRules> words)
       : feature_(feature),
         room_(feature.RowBytes()),
-        counts_(tokens_max, kTokenBytesMax) {}
+        words_(std::move(words)),
+        counts_(tokens_max, kTokenBytesMax),
+        documents_(tokens_max, kTokenBytesMax) {}
 
   size_t parts() const override { return 1; }
   std::pair<uint64_t, uint64_t> RowsOf(size_t, uint64_t rows) const override {
@@ -273,8 +280,13 @@ class Texts final : public FeatureStatistics {
            size_t part) override {
     lengths_.Add(data, lengths, rows, part);
     for (uint64_t i = 0; i < rows; ++i) {
-      counts_.Add(std::string(static_cast<const char*>(data) + i * room_,
-                              static_cast<size_t>(lengths[i])));
+      const std::string_view text(static_cast<const char*>(data) + i * room_,
+                                  static_cast<size_t>(lengths[i]));
+      if (words_) {
+        AddWords(text);
+      } else {
+        counts_.Add(std::string(text));
+      }
     }
   }
   OrderedJson ToJson() override {
@@ -287,19 +299,34 @@ class Texts final : public FeatureStatistics {
     if (counts_.undercount() > 0) json["undercount"] = counts_.undercount();
     uint64_t not_utf8 = 0;
     OrderedJson vocabulary = OrderedJson::array();
+    OrderedJson documents = OrderedJson::array();
+    std::unordered_map<std::string, uint64_t> texts_with;
+    for (auto& [token, count] : documents_.Sorted()) texts_with[token] = count;
     for (const auto& [token, count] : sorted) {
       if (IsUtf8(token)) {
         vocabulary.push_back({token, count});
+        // 1 where it was forgotten.
+        documents.push_back(std::max<uint64_t>(1, texts_with[token]));
       } else {
         not_utf8 += count;
       }
     }
     if (not_utf8 > 0) json["not_utf8"] = not_utf8;
     json["vocabulary"] = std::move(vocabulary);
+    if (words_) json["documents"] = std::move(documents);
     return json;
   }
 
  private:
+  void AddWords(std::string_view text) {
+    std::unordered_set<std::string> different;
+    splitter_.ForEach(text, *words_, [&](std::string_view word) {
+      counts_.Add(std::string(word));
+      different.emplace(word);
+      return true;
+    });
+    for (const std::string& each : different) documents_.Add(each);
+  }
   static bool IsUtf8(const std::string& text) {
     try {
       static_cast<void>(nlohmann::json(text).dump());
@@ -311,8 +338,11 @@ class Texts final : public FeatureStatistics {
 
   const Feature feature_;
   const uint64_t room_;
+  const std::optional<WordRules> words_;
+  WordSplitter splitter_;
   Lengths lengths_;
   TokenCounts<std::string> counts_;
+  TokenCounts<std::string> documents_;  // in how many texts each word is
 };
 
 }  // namespace
@@ -340,7 +370,11 @@ Statistics::Statistics(ElementSpec features, const StatisticsOptions& options)
     const uint64_t values = row.RowBytes() / DTypeBytes(row.dtype);
     const bool is_picture = row.dtype == DType::kUint8 && row.shape.size() > 1;
     if (is_text) {
-      of.statistics = std::make_unique<Texts>(row, options.tokens_max);
+      const auto words = options.words.find(of.feature.name);
+      of.statistics = std::make_unique<Texts>(
+          row, options.tokens_max,
+          words == options.words.end() ? std::nullopt
+                                       : std::optional(words->second));
     } else if (IsInteger(row.dtype) && values <= kTokensPerRowMax &&
                !is_picture) {
       of.statistics = std::make_unique<Integers>(row, options.tokens_max);

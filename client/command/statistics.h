@@ -3,6 +3,7 @@
 #define CLIENT_COMMAND_STATISTICS_H_
 
 #include <cstdint>
+#include <map>
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <optional>
@@ -12,12 +13,15 @@
 
 #include "client/penstock.h"
 #include "common/element_spec.h"
+#include "common/words.h"
 
 namespace penstock {
 
 struct StatisticsOptions {
   size_t tokens_max = 1'000'000;  // different ones, of a feature
   uint32_t threads = 1;
+  // Texts whose words are counted, by feature.
+  std::map<std::string, WordRules> words;
 };
 
 // One feature. Rows are added batch by batch, by several threads: Add for

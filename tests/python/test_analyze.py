@@ -114,6 +114,64 @@ def test_a_spec_is_analyzed_before_its_file_is_there(attach, tmp_path, arrays):
     assert batch["label"].tolist() == wanted
 
 
+TEXTS = ["The cat sat on the mat.", "A cat!", "", "Dog; dog\tcat", "b a b", "the ΣΑ"] * 3
+
+
+@pytest.mark.parametrize("ngrams", [1, 2])
+def test_words_are_counted_as_keras_adapts_to_them(attach, tmp_path, ngrams):
+    path = tmp_path / "texts.jsonl"
+    path.write_text("".join(json.dumps({"text": text}) + "\n" for text in TEXTS))
+    counts, documents = collections.Counter(), collections.Counter()
+    for text in TEXTS:
+        words = "".join(c for c in text if c not in ".!;").replace("T", "t").replace(
+            "A ", "a ").replace("D", "d").split()
+        words += [" ".join(pair) for pair in zip(words, words[1:])] * (ngrams - 1)
+        counts.update(words)
+        documents.update(set(words))
+    source = penstock.Dataset.json_lines(path, {"text": {"max_bytes": 80}})
+
+    def vectorized(output, **more):
+        return source.map(penstock.vectorize_text(
+            penstock.vocabulary(tmp_path / "stats.json", **more), output=output,
+            ngrams=ngrams)).batch(len(TEXTS))
+
+    found = statistics_of(tmp_path, vectorized("tf_idf").to_dict())["features"]["text"]
+    assert dict(map(tuple, found["vocabulary"])) == counts
+    assert found["documents"] == [documents[word] for word, _ in found["vocabulary"]]
+    assert found["texts"] == len(TEXTS)
+    kept = [word for word, count in found["vocabulary"]][:4]
+    hot = attach(vectorized("count", max_size=4), job="count").next()["text"]
+    weighed = attach(vectorized("tf_idf", max_size=4), job="tf_idf").next()["text"]
+    assert hot.shape == (len(TEXTS), 5)
+    weights = np.log(1 + len(TEXTS) / (1 + np.array([documents[word] for word in kept])))
+    np.testing.assert_allclose(
+        weighed, hot * np.concatenate([[weights.mean()], weights]), rtol=1e-6)
+    keras = pytest.importorskip("keras", reason="no Keras")
+    pytest.importorskip("tensorflow", reason="no TensorFlow")
+    theirs = keras.layers.TextVectorization(output_mode="tf_idf",
+                                            ngrams=None if ngrams == 1 else ngrams)
+    theirs.adapt(np.array(TEXTS, object))
+    ours = attach(vectorized("tf_idf"), job="all").next()["text"]
+    names = ["[UNK]", *(word for word, _ in found["vocabulary"])]
+    of_theirs = np.asarray(theirs(np.array(TEXTS, object)[:, None]))
+    order = [names.index(word) for word in theirs.get_vocabulary()]
+    np.testing.assert_allclose(ours[:, order], of_theirs, rtol=1e-6)
+
+
+def test_words_that_were_not_counted_are_told(attach, tmp_path):
+    stats = {"penstock_statistics": 1, "features": {"text": {
+        "texts": 2, "vocabulary": [["a", 2], ["b", 1]]}}}
+    dataset = penstock.Dataset.tensors({"text": np.full((2, 3), 97, np.uint8)}).map(
+        penstock.vectorize_text(penstock.vocabulary(tmp_path / "s.json"),
+                                output="tf_idf")).batch(1)
+    of = stats["features"]["text"]
+    for documents in (None, [1], [1, -1], [1, "a"], [1, 0.5], {}, [[], []]):
+        of["documents"] = documents
+        (tmp_path / "s.json").write_text(json.dumps(stats))
+        with pytest.raises(penstock.InvalidArgument, match="does not say in how many texts"):
+            attach(dataset)
+
+
 def test_what_a_file_lacks_is_told(attach, tmp_path, arrays):
     statistics_of(tmp_path, spec_of(SOURCE))
     stats = tmp_path / "stats.json"

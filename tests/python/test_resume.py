@@ -99,6 +99,9 @@ PIPELINES = {
     "filter-by-function": lambda folder: labelled(folder).filter(
         lambda row: row["value"] % 3 != 0),
     "lists": lambda folder: lists(folder),
+    "words": lambda folder: Dataset.text_lines(folder / "lists.jsonl", 80).map(
+        penstock.vectorize_text([str(i) for i in range(50)], 12),
+        penstock.pad_sequence(11, feature="text")),
     "take": lambda folder: Dataset.range(100).take(61),
     "skip": lambda folder: Dataset.range(100).skip(41),
     "shard": lambda folder: Dataset.range(200).shard(3, 1),

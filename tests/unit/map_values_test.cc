@@ -521,6 +521,102 @@ TEST_F(MapValuesTest, ALargeVocabularyFindsAllOfItsTokens) {
               HasSubstr("no memory"));
 }
 
+// ---- texts to tokens
+
+TEST_F(MapValuesTest, EncodeBytesIsByT5s) {
+  AddText("text", "h\xc3\xa9\xff", 5);  // any bytes
+  const std::string byt5 = "offset: 3, end: 1";
+  EXPECT_THAT(Make<int32_t>("[{encode_bytes: {" + byt5 + "}}]", "text"),
+              ElementsAre(107, 198, 172, 258, 1, 0));
+  EXPECT_EQ(Features(), "text int32 [6], text.length int64 []");
+  EXPECT_THAT(Made<int64_t>("text.length"), ElementsAre(5));
+  EXPECT_THAT(Make<int64_t>("[{encode_bytes: {begin: 256, dtype: int64, "
+                            "max_length: 3, longer: cut}}]",
+                            "text"),
+              ElementsAre(256, 104, 195));
+  EXPECT_THAT(Made<int64_t>("text.length"), ElementsAre(3));
+  EXPECT_THAT(Failure("[{encode_bytes: {" + byt5 + ", max_length: 4}}]"),
+              HasSubstr("feature 'text': a text of 5 tokens, and max_length "
+                        "is 4: give more, or `longer: cut`"));
+  EXPECT_THAT(Error("[{encode_bytes: {begin: 1, end: 2, max_length: 2}}]"),
+              HasSubstr("max_length: 2 has no room beside begin and end"));
+  // A list is no text any more.
+  EXPECT_THAT(Error("[{encode_bytes: {}}, {encode_bytes: {}}]"),
+              HasSubstr("wants text, uint8 [bytes], found text int32 [5]"));
+}
+
+TEST_F(MapValuesTest, VectorizeTextGivesKerasNumbers) {
+  AddText("text", "The cat,\tsat on\xc2\xa0the CAT!");
+  const std::string words = "vocabulary: [the, cat, sat]";
+  EXPECT_THAT(Make<int64_t>(
+                  "[{vectorize_text: {" + words + ", max_length: 6}}]", "text"),
+              ElementsAre(2, 3, 4, 1, 3, 0));
+  EXPECT_EQ(Features(), "text int64 [6], text.length int64 []");
+  EXPECT_THAT(Made<int64_t>("text.length"), ElementsAre(5));
+  // As get_vocabulary() gives it, the numbers are the same.
+  EXPECT_THAT(Make<int64_t>("[{vectorize_text: {vocabulary: ['', '[UNK]', the, "
+                            "cat, sat], max_length: 2, longer: cut}}]",
+                            "text"),
+              ElementsAre(2, 3));
+  EXPECT_THAT(Make<float>("[{vectorize_text: {" + words + ", output: count}}]"),
+              ElementsAre(1, 1, 2, 1));
+  EXPECT_EQ(Features(), "text float32 [4]");
+  EXPECT_THAT(Make<float>("[{vectorize_text: {vocabulary: ['[UNK]', cat, dog], "
+                          "output: multi_hot}}]"),
+              ElementsAre(1, 1, 0));
+  EXPECT_THAT(
+      Make<int64_t>("[{vectorize_text: {vocabulary: [The cat, cat sat], "
+                    "standardize: strip_punctuation, "
+                    "ngrams: 2, max_length: 9}}]",
+                    "text"),
+      ElementsAre(1, 1, 1, 1, 1, 2, 3, 1, 1));
+  EXPECT_THAT(Make<int64_t>("[{vectorize_text: {vocabulary: [t h, ' '], split: "
+                            "character, ngrams: [2], max_length: 3, longer: "
+                            "cut}}]",
+                            "text"),
+              ElementsAre(2, 1, 1));
+  EXPECT_THAT(Failure("[{vectorize_text: {" + words + ", max_length: 4}}]"),
+              HasSubstr("a text of 5 words, and max_length is 4"));
+  EXPECT_THAT(Error("[{vectorize_text: {vocabulary: [a, '[UNK]'], "
+                    "max_length: 4}}]"),
+              HasSubstr("has '[UNK]', which has number 1: take it out"));
+  Clear();
+  AddText("text", "ok \xff");
+  EXPECT_THAT(Failure("[{vectorize_text: {" + words +
+                      ", split: character, max_length: 9}}]"),
+              HasSubstr("not UTF-8 at byte 3"));
+  EXPECT_THAT(Make<int64_t>(
+                  "[{vectorize_text: {" + words + ", max_length: 3}}]", "text"),
+              ElementsAre(1, 1, 0));
+  Clear();
+  AddText("text", "");
+  EXPECT_THAT(Make<int64_t>("[{vectorize_text: {" + words +
+                                ", split: none, max_length: 2}}]",
+                            "text"),
+              ElementsAre(0, 0));
+}
+
+TEST_F(MapValuesTest, WeightsOfWordsAreReadOnce) {
+  AddText("text", "a b a z");
+  WriteFile("idf.txt", "0.5\n1e1\r\n");
+  const std::string of = "vocabulary: [a, b], output: tf_idf";
+  EXPECT_THAT(Make<float>("[{vectorize_text: {" + of + ", idf: idf.txt}}]"),
+              ElementsAre(5.25, 1, 10));
+  EXPECT_EQ(files_.size(), 1u);
+  // The unknown has a weight of its own.
+  WriteFile("idf.txt", "7\n0.5\n1e1");
+  EXPECT_THAT(Make<float>("[{vectorize_text: {vocabulary: ['[UNK]', a, b], "
+                          "output: tf_idf, idf: idf.txt}}]"),
+              ElementsAre(7, 1, 10));
+  EXPECT_THAT(Error("[{vectorize_text: {" + of + ", idf: idf.txt}}]"),
+              HasSubstr("idf.txt: has 3 weights, and the vocabulary 2 tokens"));
+  for (const char* wrong : {"1\nx\n", "1\n\n", "1\nnan\n", "1\n1e999\n"}) {
+    WriteFile("idf.txt", wrong);
+    EXPECT_THAT(Error("[{vectorize_text: {" + of + ", idf: idf.txt}}]"),
+                HasSubstr("idf.txt:2: "));
+  }
+}
+
 // ---- texts and sequences
 
 TEST_F(MapValuesTest, ParseJsonPutsFieldsInPlaceOfTheText) {

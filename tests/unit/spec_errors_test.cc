@@ -168,7 +168,9 @@ Json ExampleOf(const Kind& kind) {
 }
 
 bool TakesText(const std::string& name) {
-  return name == "lookup" || name == "hash" || name == "parse_json";
+  return name == "lookup" || name == "hash" || name == "parse_json" ||
+         name == "tokenize" || name == "vectorize_text" ||
+         name == "encode_bytes";
 }
 
 // Returns how many values were refused.
@@ -299,7 +301,7 @@ TEST(SpecErrorsTest, EveryStepOnEveryDTypeAndShape) {
     }
     // Those that take what this test has none of.
     const std::set<std::string> other = {"decode_image", "decode_audio",
-                                         "python", "plugin"};
+                                         "tokenize", "python", "plugin"};
     EXPECT_EQ(accepted, !other.contains(name)) << step;
   }
 }
@@ -595,6 +597,59 @@ constexpr Case kMapCases[] = {
      "wanted"},
     {"parse_json", "parse_json: {feature: s, fields: {label: {dtype: int64}}}",
      "parse_json", "two features are then named 'label'"},
+    {"tokenize", "tokenize: {feature: s, file: a.json}", "tokenize.max_length",
+     "is missing"},
+    {"tokenize", "tokenize: {feature: [], file: a.json, max_length: 9}",
+     "tokenize.feature", "wanted a text, or a pair of two, found 0"},
+    {"tokenize", "tokenize: {feature: x, file: a.json, max_length: 9}",
+     "tokenize", "wants text, uint8 [bytes], found x float32 [4]"},
+    {"tokenize", "tokenize: {feature: gray, file: a.json, max_length: 9}",
+     "tokenize", "wants one text, uint8 [bytes], found gray uint8 [8, 9]"},
+    {"tokenize", "tokenize: {feature: s, file: a.json, max_length: 9, to: x}",
+     "tokenize", "two features are then named 'x'"},
+    {"tokenize", "tokenize: {feature: s, file: a.json, max_length: 9}",
+     "tokenize", "python_path"},
+    {"vectorize_text", "vectorize_text: {feature: s, vocabulary: [a]}",
+     "vectorize_text.max_length", "is missing: give the room of a row"},
+    {"vectorize_text",
+     "vectorize_text: {feature: s, vocabulary: [a], output: count, max_length: "
+     "9}",
+     "vectorize_text.max_length", "is for `output: int`"},
+    {"vectorize_text",
+     "vectorize_text: {feature: s, vocabulary: [a], output: tf_idf}",
+     "vectorize_text.idf", "tf_idf needs a file of weights"},
+    {"vectorize_text",
+     "vectorize_text: {feature: s, vocabulary: [a], max_length: 9, idf: "
+     "words.txt}",
+     "vectorize_text.idf", "is for `output: tf_idf`"},
+    {"vectorize_text",
+     "vectorize_text: {feature: s, vocabulary: [a, b], output: tf_idf, idf: "
+     "words.txt}",
+     "vectorize_text", "words.txt:1: 'a' is no number; wanted a weight a line"},
+    {"vectorize_text",
+     "vectorize_text: {feature: s, vocabulary: {from: few.json, feature: x}, "
+     "output: tf_idf}",
+     "vectorize_text", "has no vocabulary of 'x'"},
+    {"vectorize_text",
+     "vectorize_text: {feature: s, vocabulary: [a], max_length: 9, split: "
+     "none, "
+     "ngrams: 2}",
+     "vectorize_text.ngrams", "has no neighbours: leave it out"},
+    {"vectorize_text",
+     "vectorize_text: {feature: s, vocabulary: [a], max_length: 9, ngrams: 17}",
+     "vectorize_text.ngrams", "from 1 to 16"},
+    {"vectorize_text",
+     "vectorize_text: {feature: s, vocabulary: [a, ''], max_length: 9}",
+     "vectorize_text", "has '', which has number 0: take it out"},
+    {"vectorize_text",
+     "vectorize_text: {feature: x, vocabulary: [a], max_length: 9}",
+     "vectorize_text", "wants text, uint8 [bytes], found x float32 [4]"},
+    {"encode_bytes", "encode_bytes: {feature: s, begin: 1, max_length: 1}",
+     "encode_bytes", "has no room beside begin and end: give more"},
+    {"encode_bytes", "encode_bytes: {feature: s, offset: -1}",
+     "encode_bytes.offset", "from 0 to"},
+    {"encode_bytes", "encode_bytes: {feature: gray}", "encode_bytes",
+     "wants one text, uint8 [bytes], found gray uint8 [8, 9]"},
     {"pad_sequence", "pad_sequence: {feature: x, length: 0}",
      "pad_sequence.length", "from 1 to"},
     {"pad_sequence", "pad_sequence: {feature: x, length: -3}",

@@ -27,15 +27,15 @@ from penstock.operations import (Operation, affine, at, aug_mix, autocontrast, b
                                  buckets, bucketize, cast, center, center_pixels, clip,
                                  color_jitter, concatenate, crop, cutmix, decode_audio,
                                  decode_image,
-                                 drop, equalize, fit, flip, gain, grayscale, hash, invert,
+                                 drop, encode_bytes, equalize, fit, flip, gain, grayscale, hash, invert,
                                  label_smoothing, lookup, mask_spectrogram, masks,
                                  mel_spectrogram, mixup, normalize,
                                  one_hot, pad, pad_sequence, parse_json, perspective,
                                  plugin, posterize, python, rand_augment,
                                  random_erasing, random_pixels, random_resized, rename,
                                  rescale, reshape, resize, rotate, select, sharpness,
-                                 solarize, timm_rand_augment, trivial_augment,
-                                 vocabulary)
+                                 solarize, timm_rand_augment, tokenize,
+                                 trivial_augment, vectorize_text, vocabulary)
 from penstock.private_broker import Broker, broker
 from penstock.producer import Producer, producer
 from penstock.reader import (EndOfData, EndOfEpoch, Epoch, InputContext, Reader,
@@ -51,10 +51,11 @@ __all__ = [
     "ResourceExhausted", "TensorSpec", "Unavailable", "__version__", "affine", "at",
     "attach", "aug_mix", "autocontrast", "blur", "broker", "buckets", "bucketize", "cast",
     "center", "center_pixels", "clip", "color_jitter", "concatenate", "crop",
-    "cutmix", "decode_audio", "decode_image", "drop", "equalize", "fit", "flip", "gain", "global_arrays", "grayscale", "hash",
+    "cutmix", "decode_audio", "decode_image", "drop", "encode_bytes", "equalize", "fit", "flip", "gain", "global_arrays", "grayscale", "hash",
     "invert", "label_smoothing", "lookup", "mask_spectrogram", "masks", "mel_spectrogram", "mixup", "normalize", "one_hot",
     "pad", "pad_sequence", "parse_json", "perspective", "plugin", "posterize", "producer",
     "python", "rand_augment", "random_erasing", "random_pixels", "random_resized",
     "rename", "replicas", "rescale", "reshape", "resize", "rotate", "select", "sharpness",
-    "solarize", "timm_rand_augment", "trivial_augment", "vocabulary",
+    "solarize", "timm_rand_augment", "tokenize", "trivial_augment", "vectorize_text",
+    "vocabulary",
 ]

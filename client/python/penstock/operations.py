@@ -526,6 +526,57 @@ def parse_json(fields: Mapping[str, Any], longer: Optional[str] = None,
                       feature=feature)
 
 
+def tokenize(file: Path, max_length: int, *, longer: Optional[str] = None,
+             feature: Optional[Names] = None,
+             add_special_tokens: Optional[bool] = None, to: Optional[str] = None,
+             type_ids: Optional[str] = None, dtype: Any = None) -> Operation:
+    """Text -> its tokens by Hugging Face's tokenizers, in processes of the broker
+    (``pip install tokenizers``): int32 or int64 (``dtype``) [``max_length``], and
+    ``NAME.length``, how many are the row's (``batch.lengths``, an attention mask).
+
+    ``file``: a tokenizer.json (``tokenizer.save_pretrained`` writes it); ``longer``:
+    "fail", or "cut" as ``truncation=True``; ``feature``: the text ("text"), or a pair;
+    ``add_special_tokens`` (True); ``to``: the name of the tokens (that of the text);
+    ``type_ids``: the name of a list that says of which of a pair each token is."""
+    return _operation("tokenize", file=absolute(file), max_length=max_length,
+                      longer=longer, feature=feature,
+                      add_special_tokens=add_special_tokens, to=to, type_ids=type_ids,
+                      dtype=optional_dtype(dtype))
+
+
+def vectorize_text(vocabulary: Union[Path, Sequence[Any], Mapping[str, Any]],
+                   max_length: Optional[int] = None, *, longer: Optional[str] = None,
+                   standardize: Optional[str] = None, split: Optional[str] = None,
+                   ngrams: Union[int, Sequence[int], None] = None,
+                   output: Optional[str] = None, idf: Optional[Path] = None,
+                   feature: Optional[Names] = None) -> Operation:
+    """Text -> the numbers of its words, as Keras' TextVectorization.
+
+    ``vocabulary``: as in ``lookup``, or what get_vocabulary() gives; ``output``: "int",
+    int64 [``max_length``] (output_sequence_length) and ``NAME.length``, how many are the
+    row's; or "multi_hot", "count", "tf_idf", float32 [1 + words]; ``longer``: "fail" or
+    "cut"; ``standardize``: "lower_and_strip_punctuation", "lower", "strip_punctuation" or
+    "none"; ``split``: "whitespace", "character" or "none"; ``ngrams``: n for 1 to n words,
+    or a list; ``idf``: of tf_idf, a file with a weight a line; ``feature`` ("text")."""
+    return _operation("vectorize_text", vocabulary=_vocabulary(vocabulary),
+                      max_length=max_length, longer=longer, standardize=standardize,
+                      split=split, ngrams=ngrams, output=output,
+                      idf=None if idf is None else absolute(idf), feature=feature)
+
+
+def encode_bytes(offset: Optional[int] = None, begin: Optional[int] = None,
+                 end: Optional[int] = None, max_length: Optional[int] = None, *,
+                 longer: Optional[str] = None, dtype: Any = None,
+                 feature: Optional[Names] = None) -> Operation:
+    """Text -> its bytes plus ``offset`` as tokens, int32 or int64 (``dtype``)
+    [``max_length``], between the tokens ``begin`` and ``end`` if they are given, and
+    ``NAME.length``. As ByT5: ``offset=3, end=1``. ``max_length``: all have room if not
+    given; ``longer``: "fail" or "cut"; ``feature`` ("text")."""
+    return _operation("encode_bytes", offset=offset, begin=begin, end=end,
+                      max_length=max_length, longer=longer,
+                      dtype=optional_dtype(dtype), feature=feature)
+
+
 def pad_sequence(length: int, value: Optional[float] = None,
                  pad: Optional[str] = None, cut: Optional[str] = None,
                  feature: Optional[Names] = None) -> Operation:
