@@ -479,6 +479,8 @@ std::string JobTable::ClassWarning(const Job& job) const {
       path = sounds->path;
     } else if (const auto* list = std::get_if<ImageListSource>(&source)) {
       path = list->file;
+    } else if (const auto* coco = std::get_if<CocoSource>(&source)) {
+      path = coco->annotations;
     } else {
       return ClassNames();
     }

@@ -1,6 +1,3 @@
-#include <fcntl.h>
-#include <sys/stat.h>
-
 #include <algorithm>
 #include <atomic>
 #include <cstring>
@@ -9,35 +6,27 @@
 
 #include "broker/declare/declaration.h"
 #include "broker/index/fingerprint.h"
-#include "broker/index/in_parallel.h"
-#include "broker/io/file_error.h"
 #include "broker/source/csv_rows.h"
 #include "broker/source/kinds.h"
+#include "broker/source/listed_files.h"
 #include "broker/source/text_scan.h"
 
 namespace penstock {
 namespace {
 
 constexpr uint64_t kListBytesMax = uint64_t{4} << 30;
-constexpr size_t kPathBytesMax = 4095;  // PATH_MAX, without the NUL
 
 // The rows of a list. Of each row: the paths of its pictures in the order of
 // their fields, and the bytes of its other fields.
 struct Rows {
   uint64_t count = 0;
-  std::string paths;
-  std::vector<uint64_t> path_ends;
+  ListedPaths paths;
   std::vector<std::byte> fields;
   // While the list is opened: the line where each begins, from 1.
   std::vector<uint64_t> lines;
 
-  std::string_view Path(uint64_t i) const {
-    const uint64_t begin = i == 0 ? 0 : path_ends[i - 1];
-    return std::string_view(paths).substr(begin, path_ends[i] - begin);
-  }
   uint64_t MemoryBytes() const {
-    return paths.capacity() + path_ends.capacity() * sizeof(uint64_t) +
-           fields.capacity();
+    return paths.MemoryBytes() + fields.capacity();
   }
 };
 
@@ -48,14 +37,6 @@ struct Classes {
   std::vector<std::string> names;
   std::unordered_map<std::string, int64_t> numbers;
 };
-
-// "/a" and "b/1.jpg": "/a/b/1.jpg"
-void SetFullPath(const std::string& folder, std::string_view path,
-                 std::string* full) {
-  full->clear();
-  if (!path.starts_with('/')) full->append(folder).append("/");
-  full->append(path);
-}
 
 class ImageList final : public Source {
  public:
@@ -86,8 +67,7 @@ class ImageList final : public Source {
 
   std::string fingerprint() const override {
     Fingerprint fingerprint("image_list");
-    fingerprint.Add(std::as_bytes(std::span(rows_.path_ends)));
-    fingerprint.Add(rows_.paths);
+    rows_.paths.AddTo(&fingerprint);
     fingerprint.Add(rows_.fields);
     for (const std::string& name : class_names_) fingerprint.Add(name);
     return fingerprint.Hex();
@@ -98,7 +78,7 @@ class ImageList final : public Source {
   void Locate(uint64_t record, ReadRequest* request) const override {
     for (size_t i = 0; i < pictures_; ++i) {
       ReadPart* const part = i == 0 ? request : &request->more.emplace_back();
-      SetFullPath(folder_, rows_.Path(record * pictures_ + i), &part->path);
+      SetFullPath(folder_, rows_.paths[record * pictures_ + i], &part->path);
       files_.Locate(part);
     }
   }
@@ -134,7 +114,7 @@ class ImageList final : public Source {
     Columns columns = Source::columns(first);
     columns.push_back({"path", [this, first](uint64_t record) {
                          return std::string(
-                             rows_.Path((record - first) * pictures_));
+                             rows_.paths[(record - first) * pictures_]);
                        }});
     return columns;
   }
@@ -146,7 +126,7 @@ class ImageList final : public Source {
  private:
   std::string PathOf(uint64_t record, size_t picture) const {
     std::string path;
-    SetFullPath(folder_, rows_.Path(record * pictures_ + picture), &path);
+    SetFullPath(folder_, rows_.paths[record * pictures_ + picture], &path);
     return path;
   }
 
@@ -279,10 +259,9 @@ class ListReader {
     }
     for (const size_t field : pictures_) {
       const std::string_view path = values_[field];
-      PENSTOCK_RETURN_IF_ERROR(
-          OfColumn(field, CheckListedPath(path, spec_.folder.empty())));
-      rows_.paths += path;
-      rows_.path_ends.push_back(rows_.paths.size());
+      PENSTOCK_RETURN_IF_ERROR(OfColumn(
+          field, CheckListedPath(path, "folder", spec_.folder.empty())));
+      rows_.paths.Add(path);
     }
     const size_t at = rows_.fields.size();
     rows_.fields.resize(at + fields_.bytes());
@@ -373,56 +352,34 @@ class ListReader {
     PENSTOCK_RETURN_IF_ERROR(
         progress_->reserve((room - rows_.lines.capacity()) * row_bytes));
     rows_.lines.reserve(room);
-    rows_.path_ends.reserve(room * pictures_.size());
+    rows_.paths.ends.reserve(room * pictures_.size());
     rows_.fields.reserve(room * fields_.bytes());
     return OkStatus();
   }
 
   Status CheckFiles() {
-    constexpr uint64_t kRowsAtOnce = 1024;
-    std::vector<uint8_t> is_missing(rows_.count);
-    PENSTOCK_RETURN_IF_ERROR(
-        InParallel((rows_.count - 1) / kRowsAtOnce + 1, [&](size_t part) {
-          const uint64_t begin = part * kRowsAtOnce;
-          const uint64_t end = std::min(rows_.count, begin + kRowsAtOnce);
-          PENSTOCK_RETURN_IF_ERROR(progress_->CheckCancelled(list_.path()));
-          for (uint64_t row = begin; row < end; ++row) {
-            bool missing = false;
-            PENSTOCK_RETURN_IF_ERROR(CheckRow(row, &missing));
-            is_missing[row] = missing ? 1 : 0;
-          }
-          return OkStatus();
-        }));
+    PENSTOCK_ASSIGN_OR_RETURN(
+        const std::vector<uint8_t> is_missing,
+        FindMissing(
+            rows_.count, list_.path(),
+            [this](uint64_t row) { return CheckRow(row); }, progress_));
     return DropMissing(is_missing);
   }
 
-  Status CheckRow(uint64_t row, bool* is_missing) const {
+  // Whether a picture of the row is missing.
+  StatusOr<bool> CheckRow(uint64_t row) const {
     std::string path;
     for (size_t i = 0; i < pictures_.size(); ++i) {
-      SetFullPath(folder_, rows_.Path(row * pictures_.size() + i), &path);
-      struct stat st;
-      Status status;
-      const StatusOr<Fd> fd = progress_->access->Open(path, O_PATH);
-      if (!fd.ok() || fstat(fd->get(), &st) != 0) {
-        status = fd.ok() ? OpenError(errno, path) : fd.status();
-        if (status.code() == StatusCode::kNotFound &&
-            spec_.on_missing == OnMissing::kSkip) {
-          *is_missing = true;
-          return OkStatus();
-        }
-        if (status.code() == StatusCode::kNotFound) {
-          status = Status(status.code(),
-                          Format("{}; `on_missing: skip` leaves such rows out",
-                                 status.message()));
-        }
-      } else if (!S_ISREG(st.st_mode)) {
-        status = NotRegularError(st.st_mode, path);
+      SetFullPath(folder_, rows_.paths[row * pictures_.size() + i], &path);
+      StatusOr<bool> is_missing =
+          IsMissing(path, spec_.on_missing, *progress_->access);
+      if (!is_missing.ok()) {
+        return OfColumn(pictures_[i], is_missing.status())
+            .Prepend(Format("{}, line {}", list_.path(), rows_.lines[row]));
       }
-      if (status.ok()) continue;
-      return OfColumn(pictures_[i], std::move(status))
-          .Prepend(Format("{}, line {}", list_.path(), rows_.lines[row]));
+      if (*is_missing) return true;
     }
-    return OkStatus();
+    return false;
   }
 
   Status DropMissing(const std::vector<uint8_t>& is_missing) {
@@ -443,20 +400,19 @@ class ListReader {
     const uint64_t kept = rows_.count - missing;
     const size_t pictures = pictures_.size();
     Rows all = std::exchange(rows_, {});
-    rows_.path_ends.reserve(kept * pictures);
+    rows_.paths.ends.reserve(kept * pictures);
     rows_.fields.reserve(kept * fields_.bytes());
     for (uint64_t row = 0; row < all.count; ++row) {
       if (is_missing[row] != 0) continue;
       for (size_t i = 0; i < pictures; ++i) {
-        rows_.paths += all.Path(row * pictures + i);
-        rows_.path_ends.push_back(rows_.paths.size());
+        rows_.paths.Add(all.paths[row * pictures + i]);
       }
       const auto from =
           all.fields.begin() + static_cast<ptrdiff_t>(row * fields_.bytes());
       rows_.fields.insert(rows_.fields.end(), from,
                           from + static_cast<ptrdiff_t>(fields_.bytes()));
     }
-    rows_.paths.shrink_to_fit();
+    rows_.paths.text.shrink_to_fit();
     rows_.count = kept;
     return OkStatus();
   }
@@ -491,42 +447,6 @@ Status CheckColumns(const YamlValue& value, ImageListSource* source) {
 }
 
 }  // namespace
-
-Status CheckListedPath(std::string_view path, bool may_be_absolute) {
-  if (path.empty()) return InvalidArgumentError("no path");
-  if (path.size() > kPathBytesMax) {
-    return InvalidArgumentError("a path of {} bytes; at most {}", path.size(),
-                                kPathBytesMax);
-  }
-  if (path.find('\0') != path.npos) {
-    return InvalidArgumentError("a path with a NUL byte: {}", ShortValue(path));
-  }
-  if (path.starts_with('/')) {
-    return may_be_absolute
-               ? OkStatus()
-               : InvalidArgumentError(
-                     "{} is absolute; below `folder` all paths are relative",
-                     ShortValue(path));
-  }
-  int64_t depth = 0;
-  for (size_t at = 0; at < path.size();) {
-    const size_t end = std::min(path.find('/', at), path.size());
-    const std::string_view component = path.substr(at, end - at);
-    if (component == "..") {
-      --depth;
-    } else if (!component.empty() && component != ".") {
-      ++depth;
-    }
-    if (depth < 0) {
-      return InvalidArgumentError(
-          "{} leads out of its folder; give the folder that has all pictures "
-          "as `folder`",
-          ShortValue(path));
-    }
-    at = end + 1;
-  }
-  return OkStatus();
-}
 
 const Declaration<ImageListSource>& ImageListSource::Declared() {
   static const auto declared =

@@ -92,9 +92,29 @@ struct ImageListSource {
   OpenedSource Open(OpenProgress* progress) const;
 };
 
-// A path of a list. InvalidArgument: empty, too long, or with a NUL byte;
-// it leads out of its folder by `..`, or is absolute where that is not allowed.
-Status CheckListedPath(std::string_view path, bool may_be_absolute);
+// ---- coco.cc
+
+// Pictures and the boxes of their objects, of COCO's annotations: one sample
+// per picture. A record is one whole file.
+struct CocoSource {
+  enum class Labels { kFrom0, kFrom1, kIds };
+  enum class Crowd { kKeep, kDrop };
+  enum class Format { kXyxy, kXywh };
+
+  std::string annotations;
+  std::string images;  // their folder
+  Format format = Format::kXyxy;
+  Labels labels = Labels::kFrom0;
+  Crowd crowd = Crowd::kKeep;
+  std::optional<uint64_t> max_length;  // absent: the most of a picture
+  Longer longer = Longer::kFail;
+  OnMissing on_missing = OnMissing::kError;
+  Io io = Io::kAuto;
+  bool operator==(const CocoSource&) const = default;
+
+  static const Declaration<CocoSource>& Declared();
+  OpenedSource Open(OpenProgress* progress) const;
+};
 
 // ---- idx.cc
 
@@ -415,6 +435,7 @@ struct ZipSource {
 using SourceSpec = std::variant<  //
     ImageFolderSource,            //
     ImageListSource,              //
+    CocoSource,                   //
     AudioFolderSource,            //
     IdxSource,                    //
     FixedLengthRecordsSource,     //

@@ -12,6 +12,7 @@
 #include "broker/source/mds_columns.h"
 #include "broker/source/mds_index.h"
 #include "broker/source/text_field.h"
+#include "common/quantity.h"
 
 namespace penstock {
 namespace {

@@ -9,6 +9,7 @@
 
 #include "broker/index/in_parallel.h"
 #include "broker/source/kinds.h"
+#include "broker/source/listed_files.h"
 #include "common/printable.h"
 #include "common/quantity.h"
 
@@ -122,7 +123,7 @@ Status ReadPath(simdjson::dom::object file, const std::string& folder,
                 std::string* path) {
   std::string_view name;
   PENSTOCK_RETURN_IF_ERROR(Get(file, "basename", "a file's name", &name));
-  if (!CheckListedPath(name, false).ok()) {
+  if (!CheckListedPath(name, "path", false).ok()) {
     return InvalidArgumentError(
         "the name of its file is '{}', which is no path within the folder",
         Printable(name.substr(0, 400)));

@@ -46,16 +46,31 @@ ValueType<std::optional<std::array<double, 2>>> PlaceType() {
   return Maybe(Several<2>(Number(-kPlaceMax, kPlaceMax), "a list [x, y]"));
 }
 
-// project: what the draws make of a picture of this size; nullopt: no change.
-template <typename Op, typename Project>
-PictureStep WarpStep(const Op& op, std::vector<std::byte> fill,
-                     Project project) {
-  return [=, probability = op.probability, interpolation = op.interpolation](
-             const AugmentationDraws& draws, Canvas& canvas) {
-    if (draws.Uniform(0) >= probability) return;
-    const std::optional<Projection> projection = project(draws, canvas.size());
-    if (projection) Warp(*projection, interpolation, fill, &canvas);
+template <typename Op>
+PictureStep WarpStep(const Op& op, std::vector<std::byte> fill) {
+  return [op, fill = std::move(fill)](const AugmentationDraws& draws,
+                                      Canvas& canvas) {
+    const std::optional<Projection> projection =
+        op.ProjectionOf(draws, canvas.size());
+    if (projection) Warp(*projection, op.interpolation, fill, &canvas);
   };
+}
+
+template <typename Op>
+BoxMove WarpMove(const Op& op, const PathBuilder& path, uint32_t number) {
+  return [op, size = path.size(), number](const AugmentationKey& key,
+                                          std::span<const std::byte>,
+                                          std::span<Box> boxes) {
+    const std::optional<Projection> projection =
+        op.ProjectionOf({key, number}, size);
+    if (projection) Project(*projection, size, boxes);
+    return OkStatus();
+  };
+}
+
+template <typename Op>
+bool Happens(const Op& op, const AugmentationDraws& draws) {
+  return draws.Uniform(0) < op.probability;
 }
 
 std::array<double, 2> CentreOf(
@@ -92,6 +107,18 @@ Status FlipOp::AddToMask(PathBuilder* path, uint32_t number) const {
   return AddTo(path, number);
 }
 
+StatusOr<BoxMove> FlipOp::MoveOfBoxes(const PathBuilder& path,
+                                      uint32_t number) const {
+  return BoxMove([flip = PixelPass::Flip{horizontal, vertical, number},
+                  size = path.size()](const AugmentationKey& key,
+                                      std::span<const std::byte>,
+                                      std::span<Box> boxes) {
+    const PixelPass::Mirroring mirroring = flip.Mirrors(key);
+    Mirror(size, mirroring.horizontal, mirroring.vertical, boxes);
+    return OkStatus();
+  });
+}
+
 // ---- rotate
 
 const Declaration<RotateOp>& RotateOp::Declared() {
@@ -108,13 +135,19 @@ const Declaration<RotateOp>& RotateOp::Declared() {
   return declared;
 }
 
+std::optional<Projection> RotateOp::ProjectionOf(const AugmentationDraws& draws,
+                                                 const ImageSize& size) const {
+  if (!Happens(*this, draws)) return std::nullopt;
+  return RotationProjection(draws.Within(1, degrees), CentreOf(center, size));
+}
+
 PictureStep RotateOp::Step(std::vector<std::byte> outside) const {
-  return WarpStep(*this, std::move(outside),
-                  [degrees = degrees, center = center](
-                      const AugmentationDraws& draws, const ImageSize& size) {
-                    return RotationProjection(draws.Within(1, degrees),
-                                              CentreOf(center, size));
-                  });
+  return WarpStep(*this, std::move(outside));
+}
+
+StatusOr<BoxMove> RotateOp::MoveOfBoxes(const PathBuilder& path,
+                                        uint32_t number) const {
+  return WarpMove(*this, path, number);
 }
 
 // ---- affine
@@ -150,23 +183,29 @@ const Declaration<AffineOp>& AffineOp::Declared() {
   return declared;
 }
 
+std::optional<Projection> AffineOp::ProjectionOf(const AugmentationDraws& draws,
+                                                 const ImageSize& size) const {
+  if (!Happens(*this, draws)) return std::nullopt;
+  const auto whole = [&](uint32_t draw, const Range& range, int64_t side) {
+    return std::nearbyint(draws.Within(draw, range) *
+                          static_cast<double>(side));
+  };
+  return AffineProjection({.degrees = draws.Within(1, degrees),
+                           .right = whole(2, translate[0], size.width),
+                           .down = whole(3, translate[1], size.height),
+                           .scale = draws.Within(4, scale),
+                           .shear_x = draws.Within(5, shear[0]),
+                           .shear_y = draws.Within(6, shear[1])},
+                          CentreOf(center, size));
+}
+
 PictureStep AffineOp::Step(std::vector<std::byte> outside) const {
-  return WarpStep(
-      *this, std::move(outside),
-      [op = *this](const AugmentationDraws& draws, const ImageSize& size) {
-        const auto whole = [&](uint32_t draw, const Range& range,
-                               int64_t side) {
-          return std::nearbyint(draws.Within(draw, range) *
-                                static_cast<double>(side));
-        };
-        return AffineProjection({.degrees = draws.Within(1, op.degrees),
-                                 .right = whole(2, op.translate[0], size.width),
-                                 .down = whole(3, op.translate[1], size.height),
-                                 .scale = draws.Within(4, op.scale),
-                                 .shear_x = draws.Within(5, op.shear[0]),
-                                 .shear_y = draws.Within(6, op.shear[1])},
-                                CentreOf(op.center, size));
-      });
+  return WarpStep(*this, std::move(outside));
+}
+
+StatusOr<BoxMove> AffineOp::MoveOfBoxes(const PathBuilder& path,
+                                        uint32_t number) const {
+  return WarpMove(*this, path, number);
 }
 
 // ---- perspective
@@ -198,29 +237,32 @@ Status PerspectiveOp::Check(const PathBuilder& path) const {
       path.feature().ToString());
 }
 
+std::optional<Projection> PerspectiveOp::ProjectionOf(
+    const AugmentationDraws& draws, const ImageSize& size) const {
+  if (!Happens(*this, draws)) return std::nullopt;
+  if (corners) return PerspectiveProjection(size, *corners);
+  const auto reach = [&](int64_t side) {
+    return static_cast<int64_t>(distortion * static_cast<double>(side / 2)) + 1;
+  };
+  const int64_t right = size.width - reach(size.width);
+  const int64_t bottom = size.height - reach(size.height);
+  const int64_t begins[8] = {0, 0, right, 0, right, bottom, 0, bottom};
+  std::array<double, 8> places;
+  for (uint32_t i = 0; i < 8; ++i) {
+    places[i] = static_cast<double>(
+        begins[i] +
+        draws.Choice(i + 1, reach(i % 2 == 0 ? size.width : size.height)));
+  }
+  return PerspectiveProjection(size, places);
+}
+
 PictureStep PerspectiveOp::Step(std::vector<std::byte> outside) const {
-  return WarpStep(
-      *this, std::move(outside),
-      [distortion = distortion, fixed = corners](
-          const AugmentationDraws& draws,
-          const ImageSize& size) -> std::optional<Projection> {
-        if (fixed) return PerspectiveProjection(size, *fixed);
-        const auto reach = [&](int64_t side) {
-          return static_cast<int64_t>(distortion *
-                                      static_cast<double>(side / 2)) +
-                 1;
-        };
-        const int64_t right = size.width - reach(size.width);
-        const int64_t bottom = size.height - reach(size.height);
-        const int64_t begins[8] = {0, 0, right, 0, right, bottom, 0, bottom};
-        std::array<double, 8> places;
-        for (uint32_t i = 0; i < 8; ++i) {
-          places[i] = static_cast<double>(
-              begins[i] + draws.Choice(i + 1, reach(i % 2 == 0 ? size.width
-                                                               : size.height)));
-        }
-        return PerspectiveProjection(size, places);
-      });
+  return WarpStep(*this, std::move(outside));
+}
+
+StatusOr<BoxMove> PerspectiveOp::MoveOfBoxes(const PathBuilder& path,
+                                             uint32_t number) const {
+  return WarpMove(*this, path, number);
 }
 
 }  // namespace penstock

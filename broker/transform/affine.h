@@ -11,6 +11,7 @@
 #include <optional>
 #include <vector>
 
+#include "broker/transform/boxes.h"
 #include "broker/transform/picture.h"
 #include "broker/transform/warp.h"
 
@@ -21,6 +22,7 @@ struct FlipOp {
   static constexpr bool kMovesPixels = true;
   FeatureNames feature = DefaultFeature();
   FeatureNames mask;
+  FeatureNames boxes;
   // Probabilities.
   double horizontal = 0.5;
   double vertical = 0;
@@ -29,6 +31,7 @@ struct FlipOp {
   static const Declaration<FlipOp>& Declared();
   Status AddTo(PathBuilder* path, uint32_t number) const;
   Status AddToMask(PathBuilder* path, uint32_t number) const;
+  StatusOr<BoxMove> MoveOfBoxes(const PathBuilder& path, uint32_t number) const;
 };
 
 // v2.RandomRotation. Draw 1: the angle.
@@ -36,6 +39,7 @@ struct RotateOp {
   static constexpr bool kMovesPixels = true;
   FeatureNames feature = DefaultFeature();
   FeatureNames mask;
+  FeatureNames boxes;
   Range degrees = {0, 0};  // counterclockwise
   std::optional<std::array<double, 2>> center;
   Interpolation interpolation = Interpolation::kNearest;
@@ -46,6 +50,10 @@ struct RotateOp {
 
   static const Declaration<RotateOp>& Declared();
   PictureStep Step(std::vector<std::byte> fill) const;
+  // What the draws make of a picture of this size; nullopt: no change.
+  std::optional<Projection> ProjectionOf(const AugmentationDraws& draws,
+                                         const ImageSize& size) const;
+  StatusOr<BoxMove> MoveOfBoxes(const PathBuilder& path, uint32_t number) const;
 };
 
 // v2.RandomAffine. Draws 1 to 6: the angle, the translations to the right and
@@ -55,6 +63,7 @@ struct AffineOp {
   static constexpr bool kMovesPixels = true;
   FeatureNames feature = DefaultFeature();
   FeatureNames mask;
+  FeatureNames boxes;
   Range degrees = {0, 0};               // clockwise
   std::array<Range, 2> translate = {};  // of the width, of the height
   Range scale = {1, 1};
@@ -68,6 +77,10 @@ struct AffineOp {
 
   static const Declaration<AffineOp>& Declared();
   PictureStep Step(std::vector<std::byte> fill) const;
+  // What the draws make of a picture of this size; nullopt: no change.
+  std::optional<Projection> ProjectionOf(const AugmentationDraws& draws,
+                                         const ImageSize& size) const;
+  StatusOr<BoxMove> MoveOfBoxes(const PathBuilder& path, uint32_t number) const;
 };
 
 // v2.RandomPerspective. Draws 1 to 8: x and y of the corners, as in
@@ -76,6 +89,7 @@ struct PerspectiveOp {
   static constexpr bool kMovesPixels = true;
   FeatureNames feature = DefaultFeature();
   FeatureNames mask;
+  FeatureNames boxes;
   double distortion = 0.5;
   std::optional<std::array<double, 8>> corners;  // instead of random ones
   Interpolation interpolation = Interpolation::kBilinear;
@@ -87,6 +101,10 @@ struct PerspectiveOp {
   static const Declaration<PerspectiveOp>& Declared();
   Status Check(const PathBuilder& path) const;
   PictureStep Step(std::vector<std::byte> fill) const;
+  // What the draws make of a picture of this size; nullopt: no change.
+  std::optional<Projection> ProjectionOf(const AugmentationDraws& draws,
+                                         const ImageSize& size) const;
+  StatusOr<BoxMove> MoveOfBoxes(const PathBuilder& path, uint32_t number) const;
 };
 
 }  // namespace penstock

@@ -432,6 +432,21 @@ Status DecodeImageOp::AddTo(PathBuilder* path, uint32_t number) const {
   return OkStatus();
 }
 
+StatusOr<BoxMove> DecodeImageOp::MoveOfBoxes(const PathBuilder& path,
+                                             uint32_t number) const {
+  PENSTOCK_RETURN_IF_ERROR(CheckEncoded(path));
+  return BoxMove([op = *this, number](const AugmentationKey& key,
+                                      std::span<const std::byte> file,
+                                      std::span<Box> boxes) -> Status {
+    PENSTOCK_ASSIGN_OR_RETURN(const std::unique_ptr<PictureDecoder> decoder,
+                              OpenPicture(file));
+    const Orientation orientation =
+        op.applies_orientation ? ReadOrientation(file) : Orientation();
+    return MoveIntoView(op.crop, orientation.Turn(decoder->size()), op.size,
+                        {key, number}, boxes);
+  });
+}
+
 Status DecodeImageOp::AddToMask(PathBuilder* path, uint32_t number) const {
   PENSTOCK_RETURN_IF_ERROR(CheckEncoded(*path));
   const DType dtype = mask_dtype.value_or(DType::kUint8);

@@ -5,6 +5,7 @@
 
 #include <optional>
 
+#include "broker/transform/boxes.h"
 #include "broker/transform/crop.h"
 #include "broker/transform/picture.h"
 #include "common/element_spec.h"
@@ -14,6 +15,7 @@ namespace penstock {
 struct DecodeImageOp {
   FeatureNames feature = DefaultFeature();
   FeatureNames mask;
+  FeatureNames boxes;
   std::optional<CropSpec> crop;  // absent: the whole picture
   ImageSize size;
   int channels = 3;    // 3: RGB, 1: gray
@@ -26,6 +28,7 @@ struct DecodeImageOp {
   static const Declaration<DecodeImageOp>& Declared();
   Status AddTo(PathBuilder* path, uint32_t number) const;
   Status AddToMask(PathBuilder* path, uint32_t number) const;
+  StatusOr<BoxMove> MoveOfBoxes(const PathBuilder& path, uint32_t number) const;
 };
 
 }  // namespace penstock

@@ -17,7 +17,7 @@ constexpr bool kNeverDraws =
              RescaleOp, ClipOp, BucketizeOp, OneHotOp, LabelSmoothingOp,
              LookupOp, HashOp, ParseJsonOp, TokenizeOp, VectorizeTextOp,
              EncodeBytesOp, PadSequenceOp, ConcatenateOp, ReshapeOp, SelectOp,
-             DropOp, RenameOp>;
+             DropOp, RenameOp, ConvertBoxesOp, SanitizeBoxesOp>;
 // Only whether they happen is random.
 template <typename Op>
 constexpr bool kMayHappen =

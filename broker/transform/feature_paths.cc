@@ -167,9 +167,71 @@ Status AddToMask(const Op& op, uint32_t number, PathBuilder* path) {
   }
 }
 
+// What an op moves and does not keep its boxes in: resize only where there are
+// some.
+template <typename Op>
+constexpr bool kMovesBoxes = std::is_same_v<Op, ResizeOp> || requires {
+  Op::kMovesPixels;
+};
+
+// Boxes that a step has moved with a picture are moved with it from then on.
+template <typename Op>
+Status CheckBoxesFollow(const std::vector<PathBuilder*>& moved,
+                        const FeatureNames& boxes, const RowBuilder& row) {
+  for (size_t i = 0; i < row.size(); ++i) {
+    const std::string& name = row[i].feature().name;
+    const bool is_named =
+        std::find(boxes.begin(), boxes.end(), name) != boxes.end();
+    const bool is_of_them =
+        std::find(moved.begin(), moved.end(), row[i].boxes_of()) != moved.end();
+    if (row[i].boxes_of() == nullptr || is_named == is_of_them) continue;
+    if (is_named) {
+      return InvalidArgumentError(
+          "boxes: '{}' are those of '{}', which this step does not move", name,
+          row[i].boxes_of()->name());
+    }
+    return InvalidArgumentError(
+        "moves pixels of '{}', but not its boxes '{}': {}",
+        row[i].boxes_of()->name(), name,
+        TakesBoxes<Op> ? "name them in `boxes`"
+                       : "it takes none; flip, crop, affine and the like do");
+  }
+  return OkStatus();
+}
+
+// Boxes, and how an op moves them.
+using BoxMoves = std::vector<std::pair<std::string, BoxMove>>;
+
+// Asks the op before it changes the picture.
+template <typename Op>
+StatusOr<BoxMoves> MovesOfBoxes(const Op& op, uint32_t number,
+                                const std::vector<PathBuilder*>& moved,
+                                const RowBuilder& row) {
+  BoxMoves moves;
+  if constexpr (kMovesBoxes<Op>) {
+    FeatureNames boxes;
+    if constexpr (TakesBoxes<Op>) boxes = op.boxes;
+    PENSTOCK_RETURN_IF_ERROR(CheckBoxesFollow<Op>(moved, boxes, row));
+  }
+  if constexpr (TakesBoxes<Op>) {
+    PENSTOCK_ASSIGN_OR_RETURN(const std::vector<PathBuilder*> found,
+                              row.FindAll(op.boxes));
+    for (const PathBuilder* each : found) {
+      PENSTOCK_RETURN_IF_ERROR(CheckBoxes(*each));
+      if constexpr (!std::is_same_v<Op, DecodeImageOp>) {
+        PENSTOCK_RETURN_IF_ERROR(moved[0]->CheckImage());
+      }
+      PENSTOCK_ASSIGN_OR_RETURN(BoxMove move,
+                                op.MoveOfBoxes(*moved[0], number));
+      moves.emplace_back(each->feature().name, std::move(move));
+    }
+  }
+  return moves;
+}
+
 template <typename Op>
 Status AddToPaths(const Op& op, uint32_t number, const RowBuilder& row,
-                  Pairs* pairs) {
+                  Pairs* pairs, BoxMoves* moves, PathBuilder** picture) {
   FeatureNames names = op.feature;
   if constexpr (TakesMasks<Op>) {
     names.insert(names.end(), op.mask.begin(), op.mask.end());
@@ -179,6 +241,8 @@ Status AddToPaths(const Op& op, uint32_t number, const RowBuilder& row,
   if (found.empty()) {
     return InvalidArgumentError("names no feature; `feature: NAME` chooses");
   }
+  PENSTOCK_ASSIGN_OR_RETURN(*moves, MovesOfBoxes(op, number, found, row));
+  *picture = found[0];
   if constexpr (std::is_same_v<Op, DecodeImageOp>) pairs->Join(found);
   if constexpr (requires { Op::kMovesPixels; }) {
     // A flip fits pictures of any size.
@@ -228,7 +292,10 @@ Status AddOp(const Op& op, uint32_t number, RowBuilder* row, Pairs* pairs) {
     return op.AddToRow(row);
   } else {
     const auto lists = ListsOf(*row);
-    PENSTOCK_RETURN_IF_ERROR(AddToPaths(op, number, *row, pairs));
+    BoxMoves moves;
+    PathBuilder* picture = nullptr;
+    PENSTOCK_RETURN_IF_ERROR(
+        AddToPaths(op, number, *row, pairs, &moves, &picture));
     for (const auto& [path, room] : lists) {
       const Feature& feature = path->feature();
       if (!feature.shape.empty() && feature.shape[0] == room) continue;
@@ -237,6 +304,11 @@ Status AddOp(const Op& op, uint32_t number, RowBuilder* row, Pairs* pairs) {
           "`drop` "
           "that feature before, if the zeros behind its end are to count",
           feature.name, kLengthSuffix);
+    }
+    for (auto& [boxes, move] : moves) {
+      PENSTOCK_RETURN_IF_ERROR(
+          AddBoxMove(picture, std::is_same_v<Op, DecodeImageOp>,
+                     row->Named(boxes), std::move(move), row));
     }
     return OkStatus();
   }

@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "broker/transform/affine.h"
+#include "broker/transform/boxes.h"
 #include "broker/transform/color.h"
 #include "broker/transform/concatenate.h"
 #include "broker/transform/decode_audio.h"
@@ -48,6 +49,8 @@ using TransformSpec = std::variant<  //
     RotateOp,                        //
     AffineOp,                        //
     PerspectiveOp,                   //
+    ConvertBoxesOp,                  //
+    SanitizeBoxesOp,                 //
     ColorJitterOp,                   //
     GrayscaleOp,                     //
     BlurOp,                          //

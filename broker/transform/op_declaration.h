@@ -33,7 +33,7 @@ ValueType<std::array<V, N>> Several(ValueType<V> item, std::string wanted) {
 }
 
 // The declaration of an op of single features. Its first key says which, and
-// the second which masks, if it takes some.
+// the next ones which masks and boxes, if it takes some.
 template <typename Op>
 Declaration<Op> FeatureOp(std::string name, std::string text) {
   Declaration<Op> declared(std::move(name), std::move(text));
@@ -42,6 +42,10 @@ Declaration<Op> FeatureOp(std::string name, std::string text) {
   if constexpr (TakesMasks<Op>) {
     declared.Optional("mask", &Op::mask, MaskNamesType(),
                       "masks of it: moved alike, values kept");
+  }
+  if constexpr (TakesBoxes<Op>) {
+    declared.Optional("boxes", &Op::boxes, MaskNamesType(),
+                      "boxes in it (xyxy): moved alike");
   }
   return declared;
 }

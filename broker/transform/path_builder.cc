@@ -163,6 +163,16 @@ Status PathBuilder::CheckImage() const {
                               feature_.ToString());
 }
 
+StatusOr<ImageSize> PathBuilder::PictureSize() const {
+  if (channels_first()) {
+    return ImageSize{.height = feature_.shape[1], .width = feature_.shape[2]};
+  }
+  PENSTOCK_RETURN_IF_ERROR(CheckImage());
+  if (channels() <= Resampler::kChannelsMax) return size();
+  return InvalidArgumentError("wants an image [h, w] or [h, w, c], found {}",
+                              feature_.ToString());
+}
+
 Status PathBuilder::CheckUint8(std::string_view op) const {
   if (feature_.dtype == DType::kUint8) return OkStatus();
   return InvalidArgumentError(

@@ -130,8 +130,16 @@ class PathBuilder {
     return {.height = feature_.shape[0], .width = feature_.shape[1]};
   }
 
+  // That of a decoded picture, whatever its layout. InvalidArgument: it is
+  // none.
+  StatusOr<ImageSize> PictureSize() const;
+
   // Its first dimension is a bound: it is no picture.
   void BeList() { is_list_ = true; }
+
+  // Steps before have moved it with this picture; nullptr: it is no such boxes.
+  const PathBuilder* boxes_of() const { return boxes_of_; }
+  void BeBoxesOf(const PathBuilder* picture) { boxes_of_ = picture; }
 
   // InvalidArgument: what the op wants, what was found, and the remedy.
   Status CheckDecoded() const;
@@ -194,6 +202,7 @@ class PathBuilder {
   bool encoded_;
   bool channels_first_ = false;
   bool is_list_ = false;
+  const PathBuilder* boxes_of_ = nullptr;
   std::vector<std::unique_ptr<Stage>> stages_;
   PictureStage* open_ = nullptr;  // the last stage, if it takes more steps
   // Flips to be merged into the next cast or normalization.

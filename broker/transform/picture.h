@@ -61,6 +61,12 @@ concept TakesMasks = requires(const Op& op) {
   { op.mask } -> std::same_as<const FeatureNames&>;
 };
 
+// The boxes of such an op: corners in its pixels, which move with them.
+template <typename Op>
+concept TakesBoxes = requires(const Op& op) {
+  { op.boxes } -> std::same_as<const FeatureNames&>;
+};
+
 // What an op does to a picture of bytes in place, as its draws say.
 using PictureStep =
     std::function<void(const AugmentationDraws& draws, Canvas& canvas)>;

@@ -209,9 +209,9 @@ void PixelPass::Cast(DType to) {
 PixelPass::Mirroring PixelPass::Mirrors(const AugmentationKey& key) const {
   Mirroring mirroring;
   for (const Flip& flip : flips_) {
-    const AugmentationDraws draws(key, flip.op);
-    mirroring.horizontal ^= draws.Uniform(0) < flip.horizontal;
-    mirroring.vertical ^= draws.Uniform(1) < flip.vertical;
+    const Mirroring each = flip.Mirrors(key);
+    mirroring.horizontal ^= each.horizontal;
+    mirroring.vertical ^= each.vertical;
   }
   return mirroring;
 }

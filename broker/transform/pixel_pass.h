@@ -31,10 +31,19 @@ ValueKernel CastKernel(DType from, DType to);
 
 class PixelPass {
  public:
+  struct Mirroring {
+    bool horizontal = false;
+    bool vertical = false;
+  };
   struct Flip {
     double horizontal = 0.5;  // draw 0 below it mirrors left to right
     double vertical = 0;      // draw 1 below it, top to bottom
     uint32_t op = 0;          // the op's number in the map list
+
+    Mirroring Mirrors(const AugmentationKey& key) const {
+      const AugmentationDraws draws(key, op);
+      return {draws.Uniform(0) < horizontal, draws.Uniform(1) < vertical};
+    }
   };
 
   // Values of dtype in an image of this size, channels last. Until one of the
@@ -61,10 +70,6 @@ class PixelPass {
   void SetPart(uint32_t part) { part_ = part; }
 
   // How the row with this key is mirrored.
-  struct Mirroring {
-    bool horizontal = false;
-    bool vertical = false;
-  };
   Mirroring Mirrors(const AugmentationKey& key) const;
 
   // out must not overlap in; neither needs alignment.

@@ -233,6 +233,16 @@ StatusOr<Recipe> RecipeOf(const PadOp& op, const PathBuilder& path) {
   return Recipe{.crop = pixels, .size = size, .mode = op.mode};
 }
 
+BoxMove MoveOf(Recipe recipe, const PathBuilder& path) {
+  recipe.from = path.size();
+  return [recipe = std::move(recipe)](const AugmentationKey& key,
+                                      std::span<const std::byte>,
+                                      std::span<Box> boxes) {
+    return MoveIntoView(recipe.crop, recipe.from, recipe.size,
+                        {key, recipe.op_number}, boxes);
+  };
+}
+
 }  // namespace
 
 // ---- crop
@@ -257,6 +267,11 @@ Status CropOp::AddTo(PathBuilder* path, uint32_t number) const {
 
 Status CropOp::AddToMask(PathBuilder* path, uint32_t number) const {
   return AddNearest(path, RecipeOf(*this, number), PaddingOf(crop).mask_fill);
+}
+
+StatusOr<BoxMove> CropOp::MoveOfBoxes(const PathBuilder& path,
+                                      uint32_t number) const {
+  return MoveOf(RecipeOf(*this, number), path);
 }
 
 // ---- resize
@@ -292,6 +307,12 @@ Status ResizeOp::AddToMask(PathBuilder* path, uint32_t) const {
   return AddNearest(path, std::move(recipe), 0);
 }
 
+StatusOr<BoxMove> ResizeOp::MoveOfBoxes(const PathBuilder& path,
+                                        uint32_t) const {
+  PENSTOCK_ASSIGN_OR_RETURN(Recipe recipe, RecipeOf(*this, path));
+  return MoveOf(std::move(recipe), path);
+}
+
 // ---- pad
 
 const Declaration<PadOp>& PadOp::Declared() {
@@ -315,6 +336,11 @@ Status PadOp::AddTo(PathBuilder* path, uint32_t) const {
 Status PadOp::AddToMask(PathBuilder* path, uint32_t) const {
   PENSTOCK_ASSIGN_OR_RETURN(Recipe recipe, RecipeOf(*this, *path));
   return AddNearest(path, std::move(recipe), mask_fill);
+}
+
+StatusOr<BoxMove> PadOp::MoveOfBoxes(const PathBuilder& path, uint32_t) const {
+  PENSTOCK_ASSIGN_OR_RETURN(Recipe recipe, RecipeOf(*this, path));
+  return MoveOf(std::move(recipe), path);
 }
 
 }  // namespace penstock

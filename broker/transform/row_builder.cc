@@ -105,7 +105,8 @@ void RowBuilder::Keep(const std::vector<PathBuilder*>& kept) {
 
 Status RowBuilder::AddStep(const std::vector<PathBuilder*>& taken,
                            const ElementSpec& put,
-                           std::unique_ptr<RowStage> stage, bool decodes) {
+                           std::unique_ptr<RowStage> stage, bool decodes,
+                           const std::vector<size_t>& beside) {
   Step step;
   step.name = taken.front()->name();
   step.part = kFirstStep + opening_->step;
@@ -119,6 +120,7 @@ Status RowBuilder::AddStep(const std::vector<PathBuilder*>& taken,
     step.from.push_back(path.to);
     if (!path.stages.empty()) plan_.actions.push_back({std::move(path), {}});
   }
+  step.from.insert(step.from.end(), beside.begin(), beside.end());
   std::vector<std::unique_ptr<PathBuilder>> made;
   for (const Feature& feature : put) {
     PENSTOCK_RETURN_IF_ERROR(CheckMade(feature));
@@ -126,6 +128,10 @@ Status RowBuilder::AddStep(const std::vector<PathBuilder*>& taken,
                                                  slots_, opening_));
     step.to.push_back(slots_++);
     step.to_bytes.push_back(feature.RowBytes());
+    // The same feature, changed.
+    if (put.size() == taken.size()) {
+      made.back()->BeBoxesOf(taken[made.size() - 1]->boxes_of());
+    }
   }
   step.stage = std::move(stage);
   plan_.actions.push_back({{}, std::move(step)});

@@ -111,9 +111,11 @@ class RowBuilder {
   void Keep(const std::vector<PathBuilder*>& kept);
   // Replaces the features `taken` by `put`, at the place of the first.
   // decodes: they are files; else InvalidArgument, as where the row then has
-  // two features of one name, or too many.
+  // two features of one name, or too many. beside: slots of the record, which
+  // the stage is given behind `taken`.
   Status AddStep(const std::vector<PathBuilder*>& taken, const ElementSpec& put,
-                 std::unique_ptr<RowStage> stage, bool decodes = false);
+                 std::unique_ptr<RowStage> stage, bool decodes = false,
+                 const std::vector<size_t>& beside = {});
   // InvalidArgument: two features have one name.
   Status CheckNames() const;
   // Only more of its kind may follow.

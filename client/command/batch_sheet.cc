@@ -107,6 +107,30 @@ StatusOr<std::vector<size_t>> FeaturesToDraw(const ElementSpec& features,
   return pictures;
 }
 
+namespace {
+
+DrawnBoxes BoxesOf(const ElementSpec& features, const penstock_batch* batch) {
+  for (size_t i = 0; i < features.size(); ++i) {
+    const Feature& each = features[i];
+    if (each.name != "boxes" || each.dtype != DType::kFloat32 ||
+        each.shape.size() != 2 || each.shape[1] != 4) {
+      continue;
+    }
+    const auto data = [batch](size_t feature) {
+      return penstock_batch_data(batch, static_cast<uint32_t>(feature));
+    };
+    DrawnBoxes boxes = {.data = static_cast<const float*>(data(i)),
+                        .room = each.shape[0]};
+    if (const std::optional<uint32_t> lengths = LengthOf(features, each)) {
+      boxes.lengths = static_cast<const int64_t*>(data(*lengths));
+    }
+    return boxes;
+  }
+  return {};
+}
+
+}  // namespace
+
 std::vector<DrawnFeature> Drawn(const ElementSpec& features,
                                 const penstock_batch* batch,
                                 const std::vector<size_t>& which) {
@@ -115,6 +139,7 @@ std::vector<DrawnFeature> Drawn(const ElementSpec& features,
     drawn.push_back({features[i], *PictureLayoutOf(features[i]),
                      penstock_batch_data(batch, static_cast<uint32_t>(i))});
   }
+  if (!drawn.empty()) drawn[0].boxes = BoxesOf(features, batch);
   return drawn;
 }
 

@@ -22,7 +22,8 @@ namespace penstock {
 StatusOr<std::vector<size_t>> FeaturesToDraw(const ElementSpec& features,
                                              const std::string& named);
 
-// For DrawContactSheet. Precondition: FeaturesToDraw gave which.
+// For DrawContactSheet, the first with the feature `boxes`, if there is one.
+// Precondition: FeaturesToDraw gave which.
 std::vector<DrawnFeature> Drawn(const ElementSpec& features,
                                 const penstock_batch* batch,
                                 const std::vector<size_t>& which);

@@ -255,9 +255,12 @@ std::vector<std::string> WarningsOf(const std::vector<DatasetIndex>& indexes,
         TextField(indexes[i].SourceOf("image_folder"), "path");
     const std::string list =
         TextField(indexes[i].SourceOf("image_list"), "file");
+    const std::string coco =
+        TextField(indexes[i].SourceOf("coco"), "annotations");
     // A source made of parts goes by the dataset's name.
     return ClassNames{!folder.empty() ? folder
                       : !list.empty() ? list
+                      : !coco.empty() ? coco
                                       : indexes[i].dataset,
                       indexes[i].class_names};
   };

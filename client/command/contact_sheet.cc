@@ -9,6 +9,7 @@
 #include <cmath>
 #include <cstdio>
 #include <cstring>
+#include <iterator>
 #include <limits>
 #include <memory>
 
@@ -17,6 +18,9 @@ namespace {
 
 constexpr uint8_t kBackground = 32;
 constexpr uint8_t kOneValue = 128;
+// Those of a picture's boxes in turn.
+constexpr uint8_t kFrames[][3] = {{255, 64, 64}, {64, 220, 64}, {96, 128, 255},
+                                  {255, 208, 0}, {255, 0, 255}, {0, 224, 224}};
 
 template <typename T>
 T Load(const void* data, uint64_t index) {
@@ -87,6 +91,45 @@ void ForEachValue(const DrawnFeature& drawn, uint64_t rows,
   }
 }
 
+// Draws the frames of a row's boxes, whose picture is at left, top.
+void DrawFrames(const DrawnFeature& drawn, uint64_t row, int64_t left,
+                int64_t top, ContactSheet* sheet) {
+  const DrawnBoxes& boxes = drawn.boxes;
+  const auto [height, width, channels, channels_first] = drawn.layout;
+  const int64_t count =
+      boxes.lengths == nullptr
+          ? boxes.room
+          : std::clamp<int64_t>(boxes.lengths[row], 0, boxes.room);
+  // A pixel at or beside the picture; NaN is beside it.
+  const auto pixel = [](float place, int64_t side) {
+    const auto end = static_cast<float>(side);
+    return place >= 0 ? static_cast<int64_t>(std::min(place, end))
+                      : int64_t{-1};
+  };
+  for (int64_t i = 0; i < count; ++i) {
+    const float* const box =
+        boxes.data + (static_cast<int64_t>(row) * boxes.room + i) * 4;
+    const int64_t x[] = {pixel(box[0], width),
+                         pixel(std::ceil(box[2]) - 1, width)};
+    const int64_t y[] = {pixel(box[1], height),
+                         pixel(std::ceil(box[3]) - 1, height)};
+    const auto put = [&](int64_t at_y, int64_t at_x) {
+      if (at_y < 0 || at_y >= height || at_x < 0 || at_x >= width) return;
+      std::copy_n(kFrames[i % std::ssize(kFrames)], 3,
+                  &sheet->pixels[((top + at_y) * sheet->width + left + at_x) *
+                                 sheet->channels]);
+    };
+    for (int64_t at = x[0]; at <= x[1]; ++at) {
+      put(y[0], at);
+      put(y[1], at);
+    }
+    for (int64_t at = y[0]; at <= y[1]; ++at) {
+      put(at, x[0]);
+      put(at, x[1]);
+    }
+  }
+}
+
 }  // namespace
 
 std::optional<PictureLayout> PictureLayoutOf(const Feature& feature) {
@@ -141,7 +184,9 @@ ContactSheet DrawContactSheet(std::span<const DrawnFeature> features,
   for (const DrawnFeature& each : features) {
     cell_height = std::max(cell_height, each.layout.height + kSheetGapPixels);
     cell_width += each.layout.width + kSheetGapPixels;
-    sheet.channels = std::max(sheet.channels, each.layout.channels);
+    sheet.channels =
+        std::max({sheet.channels, each.layout.channels,
+                  each.boxes.data == nullptr ? int64_t{1} : int64_t{3}});
   }
   const uint64_t fit = static_cast<uint64_t>(
       std::max<int64_t>(1, kSheetPixelsMax / cell_height / cell_width));
@@ -186,6 +231,11 @@ ContactSheet DrawContactSheet(std::span<const DrawnFeature> features,
             std::fill_n(pixel, sheet.channels, shown);
           }
         });
+    for (uint64_t row = 0; each.boxes.data != nullptr && row < rows; ++row) {
+      const auto cell = static_cast<int64_t>(row);
+      DrawFrames(each, row, left + cell % columns * cell_width,
+                 kSheetGapPixels + cell / columns * cell_height, &sheet);
+    }
     left += each.layout.width + kSheetGapPixels;
   }
   return sheet;

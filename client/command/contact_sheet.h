@@ -41,19 +41,28 @@ struct ContactSheet {
   std::vector<uint8_t> pixels;  // [height, width, channels]
 };
 
+// Boxes of the objects in pictures: left, top, right, bottom, in pixels.
+struct DrawnBoxes {
+  const float* data = nullptr;       // [rows, room, 4]; null: there are none
+  const int64_t* lengths = nullptr;  // how many are each row's; null: room
+  int64_t room = 0;
+};
+
 // A feature to be drawn, with all rows of a batch.
 struct DrawnFeature {
   Feature feature;
   PictureLayout layout;  // the feature's
   const void* data;      // [rows, shape...]
+  DrawnBoxes boxes = {};
 };
 
 // The features of a row are side by side. uint8 is shown as is; any other
 // dtype, and a feature of one channel behind the first, which may be a mask, is
 // stretched to 0-255, each channel from its least to its greatest finite value
 // in the rows drawn: the colours of normalized pictures are plausible, not
-// exact. NaN and infinity are black; a channel of one value is mid-gray. The
-// grid is about square. Precondition: there is a feature.
+// exact. NaN and infinity are black; a channel of one value is mid-gray. Boxes
+// are coloured frames. The grid is about square. Precondition: there is a
+// feature.
 ContactSheet DrawContactSheet(std::span<const DrawnFeature> features,
                               uint64_t rows);
 

@@ -116,7 +116,8 @@ Subcommand AddPeek(Command parent) {
   peek.SetFooter(R"(
 The batch is the first of the first epoch, as rank 0 of 1 gets it.
 Pictures that are not uint8 are scaled, each channel from its least to
-its greatest value in the rows drawn. Text in UTF-8 is shown as text.
+its greatest value in the rows drawn. The feature boxes is drawn as
+frames of corners. Text in UTF-8 is shown as text.
 
 Examples:
   penstock peek train.yaml --out first-batch.png

@@ -67,6 +67,39 @@ TEST(ContactSheetTest, Uint8IsDrawnAsItIs) {
   }
 }
 
+TEST(ContactSheetTest, BoxesAreFrames) {
+  // Two gray pictures of 5 x 6 pixels, room for 2 boxes.
+  const std::vector<uint8_t> data(2 * 30);
+  const float nan = std::numeric_limits<float>::quiet_NaN();
+  const std::vector<float> boxes = {1, 1,   5,   4,   nan, 0,    3,     3,
+                                    0, 0.5, 0.5, 1.5, -9,  -1e9, 1e30f, 2};
+  const int64_t lengths[] = {1, 7};  // more than there is room for
+  const Feature feature{"image", DType::kUint8, {5, 6}};
+  DrawnFeature drawn = {feature, *PictureLayoutOf(feature), data.data()};
+  drawn.boxes = {.data = boxes.data(), .lengths = lengths, .room = 2};
+  const ContactSheet sheet = DrawContactSheet({&drawn, 1}, 2);
+  ASSERT_EQ(sheet.channels, 3);
+  std::string found;
+  for (int64_t y = 0; y < 5; ++y) {
+    for (int64_t row = 0; row < 2; ++row) {
+      for (int64_t x = 0; x < 6; ++x) {
+        const int64_t at = kSheetGapPixels + row * (6 + kSheetGapPixels) + x;
+        const int64_t line = kSheetGapPixels + y;
+        found += Pixel(sheet, line, at, 0) == 0   ? '.'
+                 : Pixel(sheet, line, at, 0) < 99 ? '2'
+                                                  : '1';
+      }
+    }
+    found += '\n';
+  }
+  EXPECT_EQ(found,
+            "......1.....\n"
+            ".1111.222222\n"
+            ".1..1.......\n"
+            ".1111.......\n"
+            "............\n");
+}
+
 TEST(ContactSheetTest, FloatsAreStretchedByChannel) {
   // [3, 1, 2]: red -1..1, green one value, blue with NaN.
   const float nan = std::numeric_limits<float>::quiet_NaN();

@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "broker/source/kinds.h"
+#include "broker/source/listed_files.h"
 #include "tests/fuzz/file_of.h"
 #include "tests/fuzz/require.h"
 
@@ -41,7 +42,7 @@ const std::string& Pictures() {
 }
 
 void CheckPath(std::string_view path) {
-  if (!CheckListedPath(path, false).ok()) return;
+  if (!CheckListedPath(path, "folder", false).ok()) return;
   const auto normal =
       std::filesystem::path(path).lexically_normal().generic_string();
   Require(!path.starts_with('/') && normal != ".." &&

@@ -351,11 +351,13 @@ OF_ITS_OWN = {
     "zip": {"parts": inspect.Parameter.empty, "prefixes": None},
     "range": {"start": inspect.Parameter.empty, "stop": None, "step": 1},  # Python's
     "crop": {"how": inspect.Parameter.empty, "size": inspect.Parameter.empty,
-             "feature": None, "mask": None, "interpolation": None},
+             "feature": None, "mask": None, "boxes": None, "interpolation": None},
     "shuffle": {"seed": 0, "each_epoch": None, "window_files": None},
     # `from` is a word of Python's.
     "normalize": {"mean": None, "std": None, "dtype": None, "layout": None,
                   "feature": None, "from_": None},
+    "convert_boxes": {"from_": inspect.Parameter.empty, "to": inspect.Parameter.empty,
+                      "feature": None},
     "vocabulary": {"from_": inspect.Parameter.empty, "feature": None,
                    "min_count": None, "max_size": None},
 }

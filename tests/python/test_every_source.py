@@ -61,6 +61,17 @@ def image_folder(folder, damaged):
     return penstock.Dataset.image_folder(folder).map(penstock.decode_image(16))
 
 
+def coco(folder, damaged):
+    image_folder(folder, damaged)
+    (folder / "instances.json").write_text(json.dumps({
+        "images": [{"id": n, "file_name": f"{n:02}.jpg"} for n in range(RECORDS)],
+        "annotations": [{"image_id": n, "category_id": 1, "bbox": [n, 0, 2.5, 7]}
+                        for n in range(RECORDS) if n % 3],
+        "categories": [{"id": 1, "name": "a"}]}))
+    return penstock.Dataset.coco(folder / "instances.json", folder / "a").map(
+        penstock.decode_image(16, boxes="boxes"))
+
+
 def audio_folder(folder, damaged):
     for n in range(RECORDS):
         (folder / "a").mkdir(exist_ok=True)
@@ -188,11 +199,12 @@ def synthetic(folder, damaged):
     return penstock.Dataset.synthetic(RECORDS, {"x": penstock.TensorSpec((4,), "float32")})
 
 
-SOURCES = [image_folder, audio_folder, idx, fixed_length_records, text_lines, json_lines, csv, tokens,
+SOURCES = [image_folder, coco, audio_folder, idx, fixed_length_records, text_lines, json_lines, csv, tokens,
            npy, npz, tfrecord, webdataset, mds, python, range_, tensors, synthetic]
 # What a record is told by, behind its file.
 DAMAGE = {
     image_folder: r"05\.jpg: .*",
+    coco: r"05\.jpg: .*",
     audio_folder: r"05\.wav: .*truncated: its samples have 810 bytes, of which 256 are",
     fixed_length_records: r"records, offset 65: feature 'flag': byte 0 of its row is 7",
     text_lines: r"lines\.txt, line 6.*: a line of 8 bytes; at most 7 fit",

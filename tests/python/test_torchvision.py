@@ -10,8 +10,11 @@ Fails, and does not skip, without these two packages (packages.txt lists them)."
 import contextlib
 import gzip
 import itertools
+import json
 import math
 import pathlib
+import re
+import runpy
 from unittest import mock
 
 import numpy as np
@@ -31,6 +34,7 @@ for _name in ("nms", "qnms"):
     if not hasattr(torch.ops.torchvision, _name):
         OPERATORS.define(_name + "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
 pytest.importorskip("torchvision")
+from torchvision import tv_tensors
 from torchvision.transforms import InterpolationMode, v2
 from torchvision.transforms.v2 import functional as F
 
@@ -507,6 +511,179 @@ def test_resizing_beside_a_pillow_that_takes_columns_first(rows_of, pictures, na
         else:  # all edges, on black
             assert off.max() <= 40
             assert np.mean(off > 1) < 0.05
+
+
+# ---- boxes
+
+ROOM = 6
+
+
+def boxes_in(width, height, count, whole):
+    """Some of each picture, some of which reach beyond it."""
+    draw = np.random.default_rng(7)
+    boxes = np.zeros((count, ROOM, 4), np.float32)
+    lengths = draw.integers(0, ROOM + 1, count)
+    for i, length in enumerate(lengths):
+        sides = [width, height] * 2
+        corners = draw.uniform(-0.1, 1.1, (length, 4)) * sides
+        low, high = np.minimum(corners[:, :2], corners[:, 2:]), np.maximum(
+            corners[:, :2], corners[:, 2:])
+        corners = np.concatenate([low, high], 1)
+        boxes[i, :length] = np.rint(corners) if whole else corners
+    return boxes, lengths
+
+
+@pytest.fixture
+def box_rows(attach, tmp_path):
+    """Boxes after these steps; picture i is sample i of epoch 0."""
+    def run(steps, pictures, boxes, lengths):
+        for name, values in (("image", pictures), ("boxes", boxes), ("boxes.length", lengths),
+                             ("labels", np.arange(ROOM) * (np.arange(ROOM) < lengths[:, None])),
+                             ("labels.length", lengths)):
+            np.save(tmp_path / f"{name}.npy", values)
+        dataset = penstock.Dataset.npy({name: tmp_path / f"{name}.npy" for name in (
+            "image", "boxes", "boxes.length", "labels", "labels.length")}).map(*steps)
+        with attach(dataset.batch(len(pictures)).seed(SEED)) as reader:
+            batch = reader.next()
+            return np.array(batch["boxes"]), batch.lengths("boxes").copy(), np.array(
+                batch["labels"])
+
+    return run
+
+
+def their_boxes(picture, boxes, transform, numbers):
+    with random_numbers(numbers):
+        return transform(Image.fromarray(picture), tv_tensors.BoundingBoxes(
+            torch.tensor(boxes), format="XYXY", canvas_size=picture.shape[:2]))[1].numpy()
+
+
+def compare_boxes(box_rows, pictures, step, transform, order=in_order(), allowed=0.0):
+    height, width = pictures.shape[1:3]
+    for whole in (True, False):
+        boxes, lengths = boxes_in(width, height, len(pictures), whole)
+        rows, left, _ = box_rows([step], pictures, boxes, lengths)
+        assert left.tolist() == lengths.tolist()
+        for i, length in enumerate(lengths):
+            wanted = their_boxes(pictures[i], boxes[i, :length], transform, order(Draws(i)))
+            np.testing.assert_allclose(rows[i, :length], wanted, rtol=0, atol=allowed)
+            assert not rows[i, length:].any()
+
+
+ON_BOXES = {"boxes": "boxes"}
+
+
+def test_boxes_are_flipped_padded_and_cropped(box_rows, pictures):
+    height, width = pictures.shape[1:3]
+    for step, transform, order in (
+            (penstock.flip(0.4, vertical=0.7, **ON_BOXES), v2.Compose(
+                [v2.RandomHorizontalFlip(0.4), v2.RandomVerticalFlip(0.7)]), in_order()),
+            (penstock.pad([5, 6, 7, 8], **ON_BOXES), v2.Pad([5, 6, 7, 8]), in_order()),
+            (penstock.crop("center_pixels", [20, 90], **ON_BOXES), v2.CenterCrop((20, 90)),
+             in_order()),
+            (penstock.crop(penstock.random_pixels([5, 6, 7, 8]), [height - 1, width - 10],
+                           **ON_BOXES), v2.RandomCrop((height - 1, width - 10), [5, 6, 7, 8]),
+             in_order(1))):
+        # A sum with a float is rounded once here, and once a step there.
+        compare_boxes(box_rows, pictures, step, transform, order, 2e-5)
+
+
+def test_boxes_are_resized(box_rows, pictures):
+    for step, transform, order in (
+            (penstock.resize([50, 31], **ON_BOXES), v2.Resize([50, 31]), in_order()),
+            (penstock.resize(shorter=37, **ON_BOXES), v2.Resize(37), in_order()),
+            (penstock.crop(penstock.center_pixels(shorter=50), [40, 90], **ON_BOXES),
+             v2.Compose([v2.Resize(50), v2.CenterCrop((40, 90))]), in_order()),
+            (penstock.crop("random_resized", [24, 33], **ON_BOXES),
+             v2.RandomResizedCrop([24, 33]), in_tries(0))):
+        compare_boxes(box_rows, pictures, step, transform, order)
+
+
+@pytest.mark.parametrize("center", [None, [3, 20.5]])
+def test_boxes_are_turned(box_rows, pictures, center):
+    """torchvision computes in float32, Penstock in double precision, rounded once."""
+    compare_boxes(box_rows, pictures, penstock.rotate(40, center=center, **ON_BOXES),
+                  v2.RandomRotation(40, center=center), in_order(1), 1e-4)
+    compare_boxes(box_rows, pictures, penstock.affine(
+        20, [0.1, 0.3], [0.8, 1.3], [10, [0, 5]], center=center, **ON_BOXES), v2.RandomAffine(
+            20, (0.1, 0.3), (0.8, 1.3), [-10, 10, 0, 5], center=center), in_order(1), 1e-4)
+    compare_boxes(box_rows, pictures, penstock.perspective(0.4, 0.9, **ON_BOXES),
+                  v2.RandomPerspective(0.4, 0.9), in_order(), 1e-3)
+
+
+@pytest.mark.parametrize("clamp", [True, False])
+def test_sanitized_boxes(box_rows, pictures, clamp):
+    height, width = pictures.shape[1:3]
+    boxes, lengths = boxes_in(width, height, len(pictures), False)
+    boxes[::3, 0, 2] = boxes[::3, 0, 0] + 2  # narrow
+    boxes[1, 0] = np.nan
+    boxes[np.arange(ROOM) >= lengths[:, None]] = 0
+    rows, left, labels = box_rows([penstock.sanitize_boxes("labels", 4, 50, clamp)],
+                                  pictures, boxes, lengths)
+    transform = v2.SanitizeBoundingBoxes(4, 50)
+    if clamp:
+        transform = v2.Compose([v2.ClampBoundingBoxes(), transform])
+    removed = 0
+    for i, length in enumerate(lengths):
+        wanted = transform({"boxes": tv_tensors.BoundingBoxes(
+            torch.tensor(boxes[i, :length]), format="XYXY", canvas_size=(height, width)),
+            "labels": torch.arange(length)})
+        count = len(wanted["labels"])
+        assert left[i] == count
+        np.testing.assert_array_equal(rows[i, :count], wanted["boxes"].numpy())
+        assert labels[i, :count].tolist() == wanted["labels"].tolist()
+        assert not rows[i, count:].any() and not labels[i, count:].any()
+        removed += length - count
+    assert removed > 0
+
+
+def test_converted_boxes(box_rows, pictures):
+    height, width = pictures.shape[1:3]
+    for start, end in itertools.permutations(("xyxy", "xywh", "cxcywh"), 2):
+        boxes, lengths = boxes_in(width, height, len(pictures), False)
+        rows, _, _ = box_rows([penstock.convert_boxes(start, end)], pictures, boxes, lengths)
+        wanted = F.convert_bounding_box_format(
+            torch.tensor(boxes.reshape(-1, 4)), old_format=start.upper(), new_format=end.upper())
+        np.testing.assert_array_equal(rows, wanted.numpy().reshape(rows.shape))
+
+
+def test_boxes_of_decoded_pictures(attach, tmp_path, pictures):
+    height, width = pictures.shape[1:3]
+    boxes, lengths = boxes_in(width, height, len(pictures), True)
+    for i, picture in enumerate(pictures):
+        Image.fromarray(picture).save(tmp_path / f"{i}.png")
+    (tmp_path / "instances.json").write_text(json.dumps({
+        "images": [{"id": i, "file_name": f"{i}.png"} for i in range(len(pictures))],
+        "annotations": [{"image_id": i, "category_id": 0, "bbox": [
+            *map(float, [x, y, right - x, bottom - y])]}
+            for i, length in enumerate(lengths)
+            for x, y, right, bottom in boxes[i, :length]],
+        "categories": [{"id": 0, "name": "a"}]}))
+    for step, transform, order in (
+            (penstock.decode_image(33, **ON_BOXES), v2.Resize([33, 33]), in_order()),
+            (penstock.decode_image(33, "random_resized", **ON_BOXES),
+             v2.RandomResizedCrop(33), in_tries(0)),
+            (penstock.decode_image(38, penstock.random_pixels(shorter=[40, 70]), **ON_BOXES),
+             v2.Compose([v2.RandomResize(40, 71), v2.RandomCrop(38)]), in_order())):
+        dataset = penstock.Dataset.coco(tmp_path / "instances.json", tmp_path,
+                                        max_length=ROOM).map(step)
+        with attach(dataset.batch(len(pictures)).seed(SEED)) as reader:
+            batch = reader.next()
+            assert batch.lengths("boxes").tolist() == lengths.tolist()
+            for i, length in enumerate(lengths):
+                wanted = their_boxes(pictures[i], boxes[i, :length], transform,
+                                     order(Draws(i)))
+                np.testing.assert_array_equal(batch["boxes"][i, :length], wanted)
+
+
+def test_the_example_of_detection(in_broker, capsys):
+    """Here, since PyPI's torchvision needs the operators that this file declares."""
+    path = pathlib.Path(__file__).parents[2] / "client" / "python" / "examples" / "detection.py"
+    with mock.patch("sys.argv", [str(path), "--pictures", "24"]):
+        runpy.run_path(str(path), run_name="__main__")
+    steps, before, after = re.search(r"(\d+) steps: mean loss (\S+), then (\S+)",
+                                     capsys.readouterr().out).groups()
+    assert int(steps) > 4
+    assert float(after) < float(before)
 
 
 # ---- tensors

@@ -749,10 +749,10 @@ INSTANTIATE_TEST_SUITE_P(
             "found a mapping"},
         ErrorCase{WithLine("map:\n- flip: {}\n-\n- flip: {}\n"),
                   "3:1: map[1]: wanted a mapping with one of the keys "},
-        ErrorCase{
-            WithLine("map:\n- flip: {}\n- flip:\n"),
-            "3:3: map[1].flip: wanted a mapping of feature, mask, horizontal, "
-            "vertical, found nothing"},
+        ErrorCase{WithLine("map:\n- flip: {}\n- flip:\n"),
+                  "3:3: map[1].flip: wanted a mapping of feature, mask, boxes, "
+                  "horizontal, "
+                  "vertical, found nothing"},
         ErrorCase{WithOp("shrink: {}"),
                   "1:7: map[0]: unknown key 'shrink'; known here: " +
                       JoinText(NamesOf(KindsOf<TransformSpec>()), ", ")},

@@ -114,6 +114,8 @@ TEST(DescribeSpecTest, APageIsWhatPeopleSee) {
             "      the feature it changes, or a list\n"
             "  mask: a name of a feature, or a list of them\n"
             "      masks of it: moved alike, values kept\n"
+            "  boxes: a name of a feature, or a list of them\n"
+            "      boxes in it (xyxy): moved alike\n"
             "  horizontal: a number from 0 to 1; default 0.5\n"
             "      the probability of left to right\n"
             "  vertical: a number from 0 to 1\n"

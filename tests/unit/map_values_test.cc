@@ -764,4 +764,87 @@ TEST_F(MapValuesTest, ConcatenateAndReshape) {
               ElementsAre(1, 2, 8, 3, 4, 9));
 }
 
+// ---- boxes
+
+class BoxesTest : public MapValuesTest {
+ protected:
+  // Two boxes of a picture of 6 x 10 pixels, and room for a third.
+  BoxesTest() { SetLengths(2, 2); }
+  void SetLengths(int64_t boxes, int64_t labels) {
+    Clear();
+    Add("image", std::vector<uint8_t>(60), {6, 10});
+    Add("boxes", std::vector<float>{1, 2, 4, 5, 0, 0, 10, 6, 0, 0, 0, 0},
+        {3, 4});
+    Add("boxes.length", std::vector<int64_t>{boxes}, {});
+    AddList("labels", std::vector<int64_t>{7, 8, 0});
+    Add("labels.length", std::vector<int64_t>{labels}, {});
+  }
+  std::vector<float> Boxes(const std::string& map) {
+    return Make<float>(map, "boxes");
+  }
+};
+
+TEST_F(BoxesTest, FollowTheirPictureUpToTheirEnd) {
+  EXPECT_THAT(Boxes("[{flip: {horizontal: 1, vertical: 1, boxes: boxes}}]"),
+              ElementsAre(6, 1, 9, 4, 0, 0, 10, 6, 0, 0, 0, 0));
+  EXPECT_THAT(Boxes("[{pad: {by: [1, 2, 3, 4], boxes: boxes}}]"),
+              ElementsAre(2, 4, 5, 7, 1, 2, 11, 8, 0, 0, 0, 0));
+  EXPECT_THAT(Boxes("[{crop: {at: {top: 2, left: 3, height: 4, width: 5}, "
+                    "size: [8, 20], boxes: boxes}}]"),
+              ElementsAre(0, 0, 4, 6, 0, 0, 20, 8, 0, 0, 0, 0));
+  EXPECT_THAT(Boxes("[{resize: {size: [12, 5], boxes: boxes}}]"),
+              ElementsAre(0.5, 4, 2, 10, 0, 0, 5, 12, 0, 0, 0, 0));
+  // A quarter to the left, around the picture's middle.
+  EXPECT_THAT(
+      Boxes("[{rotate: {degrees: [90, 90], boxes: boxes}}]"),
+      ElementsAre(testing::FloatNear(4, 1e-4), testing::FloatNear(4, 1e-4),
+                  testing::FloatNear(7, 1e-4), 6, 2, 0, 8, 6, 0, 0, 0, 0));
+  const auto near = [](float value) { return testing::FloatNear(value, 1e-5); };
+  EXPECT_THAT(
+      Boxes("[{perspective: {corners: [0, 0, 4, 0, 4, 5, 0, 5], "
+            "probability: 1, boxes: boxes}}]"),
+      ElementsAre(near(4 / 9.), near(2), near(16 / 9.), near(5), near(0),
+                  near(0), near(40 / 9.), near(6), 0, 0, 0, 0));
+  EXPECT_EQ(Made<int64_t>("boxes.length")[0], 2);
+  EXPECT_EQ(Features(),
+            "image uint8 [6, 10], boxes float32 [3, 4], boxes.length int64 [], "
+            "labels int64 [3], labels.length int64 []");
+}
+
+TEST_F(BoxesTest, OfAStepThatDoesNotHappenStay) {
+  EXPECT_THAT(Boxes("[{affine: {degrees: 45, probability: 0, boxes: boxes}}, "
+                    "{flip: {horizontal: 0, boxes: boxes}}]"),
+              ElementsAre(1, 2, 4, 5, 0, 0, 10, 6, 0, 0, 0, 0));
+}
+
+TEST_F(BoxesTest, AreRemovedWithTheirLabels) {
+  const std::string map =
+      "[{crop: {at: {top: 0, left: 4, height: 6, width: 6}, size: 6, boxes: "
+      "boxes}}, {sanitize_boxes: {labels: labels}}]";
+  EXPECT_THAT(Boxes(map), ElementsAre(0, 0, 6, 6, 0, 0, 0, 0, 0, 0, 0, 0));
+  EXPECT_THAT(Made<int64_t>("labels"), ElementsAre(8, 0, 0));
+  EXPECT_THAT(Made<int64_t>("boxes.length"), ElementsAre(1));
+  EXPECT_THAT(Made<int64_t>("labels.length"), ElementsAre(1));
+  // Boxes of a picture once cropped stay so through other steps.
+  EXPECT_THAT(Error("[{flip: {boxes: boxes}}, {sanitize_boxes: {labels: []}}, "
+                    "{flip: {}}]"),
+              HasSubstr("map[2].flip: moves pixels of 'image', but not its "
+                        "boxes 'boxes'"));
+}
+
+TEST_F(BoxesTest, ALengthThatLiesIsAnErrorOfTheSample) {
+  const std::string flip = "[{flip: {boxes: boxes}}]";
+  const std::string sanitize = "[{sanitize_boxes: {labels: labels}}]";
+  for (const int64_t length : {int64_t{-1}, int64_t{4}, int64_t{1} << 31}) {
+    SetLengths(length, 2);
+    const std::string wanted = Format(
+        "feature 'boxes': 'boxes' has the length {}, and room for 3", length);
+    EXPECT_EQ(Failure(flip), wanted);
+    EXPECT_EQ(Failure(sanitize), wanted);
+  }
+  SetLengths(2, 1);
+  EXPECT_EQ(Failure(sanitize),
+            "feature 'boxes': 1 of 'labels' for 2 of 'boxes'");
+}
+
 }  // namespace penstock::map_values_test

@@ -272,17 +272,10 @@ TEST(SpecErrorsTest, EveryStepOnEveryDTypeAndShape) {
   const char* const dtypes[] = {"uint8",   "int8",    "int16",    "int32",
                                 "int64",   "float16", "bfloat16", "float32",
                                 "float64", "bool"};
-  const char* const shapes[] = {"",
-                                "1",
-                                "7",
-                                "9, 8",
-                                "8, 9, 1",
-                                "8, 9, 3",
-                                "8, 9, 4",
-                                "8, 9, 5",
-                                "1, 1, 3",
-                                "2, 2, 2, 3",
-                                "1, 1, 1, 1, 1, 1, 1, 1"};
+  const char* const shapes[] = {
+      "",        "1",       "7",          "9, 8",
+      "8, 9, 1", "8, 9, 3", "8, 9, 4",    "8, 9, 5",
+      "1, 1, 3", "7, 4",    "2, 2, 2, 3", "1, 1, 1, 1, 1, 1, 1, 1"};
   for (const Kind& kind : KindsOf<TransformSpec>()) {
     const std::string& name = kind.declared->name();
     const std::string step = OnX(kind);
@@ -301,7 +294,8 @@ TEST(SpecErrorsTest, EveryStepOnEveryDTypeAndShape) {
     }
     // Those that take what this test has none of.
     const std::set<std::string> other = {"decode_image", "decode_audio",
-                                         "tokenize", "python", "plugin"};
+                                         "tokenize",     "sanitize_boxes",
+                                         "python",       "plugin"};
     EXPECT_EQ(accepted, !other.contains(name)) << step;
   }
 }
@@ -411,6 +405,21 @@ constexpr Case kMapCases[] = {
      "from 0 to 1"},
     {"perspective", "perspective: {corners: [0, 0, 1, 1, 2, 2, 3, 3]}",
      "perspective", "give four points of which no three are on a line"},
+    {"perspective", "perspective: {boxes: real}", "perspective",
+     "wants boxes float32 [n, 4], found real float32"},
+    {"convert_boxes", "convert_boxes: {from: xywh}", "convert_boxes.to",
+     "is missing"},
+    {"convert_boxes", "convert_boxes: {from: yxyx, to: xyxy}",
+     "convert_boxes.from", "known here: xyxy, xywh, cxcywh"},
+    {"convert_boxes", "convert_boxes: {feature: image, from: xywh, to: xyxy}",
+     "convert_boxes",
+     "wants boxes float32 [n, 4], found image uint8 [8, 8, 3]; `cast`"},
+    {"sanitize_boxes", "sanitize_boxes: {feature: x}", "sanitize_boxes.labels",
+     "is missing"},
+    {"sanitize_boxes", "sanitize_boxes: {feature: x, labels: []}",
+     "sanitize_boxes", "found x float32 [4] without a 'x.length'"},
+    {"sanitize_boxes", "sanitize_boxes: {feature: x, labels: [], min_size: -1}",
+     "sanitize_boxes.min_size", "from 0 to 65535"},
     {"color_jitter", "color_jitter: {hue: 0.6}", "color_jitter.hue",
      "from 0 to 0.5"},
     {"color_jitter", "color_jitter: {brightness: -1}",

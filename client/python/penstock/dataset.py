@@ -121,6 +121,26 @@ class Dataset:
             longer=longer, on_missing=on_missing, io=io), name)
 
     @classmethod
+    def coco(cls, annotations: Path, images: Path, *, format: Optional[str] = None,
+             labels: Optional[str] = None, crowd: Optional[str] = None,
+             max_length: Optional[int] = None, longer: Optional[str] = None,
+             on_missing: Optional[str] = None, io: Optional[str] = None,
+             name: Optional[str] = None) -> "Dataset":
+        """Pictures of the folder ``images`` and the boxes in them, of a file of COCO's
+        instances, in the order of their ids, as torchvision's ``CocoDetection``.
+        Features: ``image`` (encoded), ``boxes`` float32 [max_length, 4], ``labels``
+        int64, ``area`` float32 and ``iscrowd`` bool [max_length], each with its
+        ``.length``, and ``image_id`` int64 []. ``format``: "xyxy" or "xywh".
+        ``labels``: categories numbered in the order of their ids, "from_0", "from_1"
+        (0 is the background) or the "ids". ``crowd``: "keep" or "drop". ``max_length``:
+        room for boxes (the most of a picture); ``longer``: "fail" or "cut" more.
+        ``on_missing``: as in ``image_list``."""
+        return cls._of("coco", given(
+            annotations=absolute(annotations), images=absolute(images), format=format,
+            labels=labels, crowd=crowd, max_length=max_length, longer=longer,
+            on_missing=on_missing, io=io), name)
+
+    @classmethod
     def idx(cls, images: Path, labels: Optional[Path] = None, *,
             io: Optional[str] = None, name: Optional[str] = None) -> "Dataset":
         """Files in MNIST's format, plain or gzip. Features: ``image``, and

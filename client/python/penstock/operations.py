@@ -3,7 +3,9 @@
 None stands for the spec's default, below in parentheses. ``feature`` names the
 feature that an operation changes (``image``, of ``one_hot`` and
 ``label_smoothing`` ``label``; or the only one), or several, which have the same
-random numbers. Only types are checked here: the broker checks a spec.
+random numbers. ``boxes`` of an operation that moves pixels: boxes of the objects in its picture,
+float32 [n, 4] of corners, which it moves alike. Only types are checked here: the broker
+checks a spec.
 """
 
 from __future__ import annotations
@@ -84,6 +86,7 @@ def decode_image(size: Size, crop: Union[str, Mapping[str, Any], None] = None,
                  channels: Optional[str] = None, exact: Optional[bool] = None,
                  feature: Optional[Names] = None, *,
                  orientation: Optional[str] = None, mask: Optional[Names] = None,
+                 boxes: Optional[Names] = None,
                  mask_dtype: Any = None,
                  interpolation: Optional[str] = None) -> Operation:
     """JPEG, PNG, WebP, TIFF, BMP, PGM or PPM -> uint8 [height, width, channels],
@@ -99,7 +102,7 @@ def decode_image(size: Size, crop: Union[str, Mapping[str, Any], None] = None,
     array (gray, or the index into a palette), ``mask_dtype`` "uint8" or "int32"."""
     return _operation("decode_image", size=size, crop=crop, channels=channels,
                       exact=exact, feature=feature, orientation=orientation,
-                      mask=mask, mask_dtype=optional_dtype(mask_dtype),
+                      mask=mask, boxes=boxes, mask_dtype=optional_dtype(mask_dtype),
                       interpolation=interpolation)
 
 
@@ -160,45 +163,49 @@ def gain(decibels: Union[float, Sequence[float]],
 
 def crop(how: Union[str, Mapping[str, Any]], size: Size,
          feature: Optional[Names] = None, *, mask: Optional[Names] = None,
+         boxes: Optional[Names] = None,
          interpolation: Optional[str] = None) -> Operation:
     """uint8 picture -> uint8 of ``size`` (as in ``decode_image``); ``how``: as
     ``crop`` of ``decode_image``; ``mask``: masks of it, of any dtype, cropped alike
     and resized by the nearest pixel."""
     where = {how: {}} if isinstance(how, str) else dict(how)
-    return _operation("crop", **where, size=size, feature=feature, mask=mask,
+    return _operation("crop", **where, size=size, feature=feature, mask=mask, boxes=boxes,
                       interpolation=interpolation)
 
 
 def resize(size: Optional[Size] = None, feature: Optional[Names] = None, *,
            shorter: Optional[int] = None, within: Optional[Size] = None,
            interpolation: Optional[str] = None,
-           mask: Optional[Names] = None) -> Operation:
+           mask: Optional[Names] = None,
+           boxes: Optional[Names] = None) -> Operation:
     """uint8 picture -> uint8 of ``size`` (as in ``decode_image``), antialiased; or so
     that its ``shorter`` side has that many pixels; or made smaller until it is
     ``within`` a size. ``interpolation``: "nearest", "bilinear", "bicubic" or
     "lanczos"; ``mask``: masks of it, of any dtype, by the nearest pixel."""
     return _operation("resize", size=size, shorter=shorter, within=within,
-                      interpolation=interpolation, feature=feature, mask=mask)
+                      interpolation=interpolation, feature=feature, mask=mask, boxes=boxes)
 
 
 def pad(by: Union[int, Sequence[int], None] = None, size: Optional[Size] = None,
         mode: Optional[str] = None, fill: Optional[Fill] = None,
         feature: Optional[Names] = None, *, mask: Optional[Names] = None,
+        boxes: Optional[Names] = None,
         mask_fill: Optional[int] = None) -> Operation:
     """Adds pixels beside a uint8 picture: ``by`` how many on each side (one number, or
     left, top, right, bottom), or until it has ``size``. ``mode``, ``fill``: as in
     ``center_pixels``; ``mask``: masks of it, of any dtype."""
     return _operation("pad", by=by, size=size, mode=mode, fill=fill, feature=feature,
-                      mask=mask, mask_fill=mask_fill)
+                      mask=mask, boxes=boxes, mask_fill=mask_fill)
 
 
 def flip(horizontal: Optional[float] = None,
          feature: Optional[Names] = None, *, vertical: Optional[float] = None,
-         mask: Optional[Names] = None) -> Operation:
+         mask: Optional[Names] = None,
+         boxes: Optional[Names] = None) -> Operation:
     """Mirrors a picture, and its masks with it, left to right with probability
     ``horizontal`` (0.5), top to bottom with probability ``vertical`` (0)."""
     return _operation("flip", horizontal=horizontal, vertical=vertical,
-                      feature=feature, mask=mask)
+                      feature=feature, mask=mask, boxes=boxes)
 
 
 # The steps below take uint8 pictures of 1 or 3 channels and keep their form. Values are
@@ -211,13 +218,14 @@ def rotate(degrees: Interval, interpolation: Optional[str] = None,
            fill: Optional[Fill] = None, feature: Optional[Names] = None, *,
            center: Optional[Sequence[float]] = None,
            probability: Optional[float] = None, mask: Optional[Names] = None,
+           boxes: Optional[Names] = None,
            mask_fill: Optional[int] = None) -> Operation:
     """RandomRotation: counterclockwise by an angle of the range ``degrees`` ([low,
     high], or a number: that far from 0), around ``center`` ([x, y]; the picture's).
     ``interpolation``: "nearest", "bilinear" or "bicubic"; masks take the nearest."""
     return _operation("rotate", degrees=degrees, interpolation=interpolation,
                       fill=fill, center=center, probability=probability,
-                      feature=feature, mask=mask, mask_fill=mask_fill)
+                      feature=feature, mask=mask, boxes=boxes, mask_fill=mask_fill)
 
 
 def affine(degrees: Optional[Interval] = None,
@@ -227,6 +235,7 @@ def affine(degrees: Optional[Interval] = None,
            feature: Optional[Names] = None, *,
            center: Optional[Sequence[float]] = None,
            probability: Optional[float] = None, mask: Optional[Names] = None,
+           boxes: Optional[Names] = None,
            mask_fill: Optional[int] = None) -> Operation:
     """RandomAffine: ``degrees`` clockwise, as in ``rotate``; ``translate``: along x and
     y, each a range or how far from 0, as parts of the width and height; ``scale``:
@@ -235,7 +244,7 @@ def affine(degrees: Optional[Interval] = None,
     return _operation("affine", degrees=degrees, translate=translate, scale=scale,
                       shear=shear, interpolation=interpolation, fill=fill,
                       center=center, probability=probability, feature=feature,
-                      mask=mask, mask_fill=mask_fill)
+                      mask=mask, boxes=boxes, mask_fill=mask_fill)
 
 
 def perspective(distortion: Optional[float] = None,
@@ -244,14 +253,35 @@ def perspective(distortion: Optional[float] = None,
                 feature: Optional[Names] = None, *,
                 corners: Optional[Sequence[float]] = None,
                 mask: Optional[Names] = None,
+                boxes: Optional[Names] = None,
                 mask_fill: Optional[int] = None) -> Operation:
     """RandomPerspective: corners move by up to ``distortion`` (0.5) of half a side, or
     to ``corners``: [x, y] of top left, top right, bottom right, bottom left, in one
     list. ``probability``: 0.5."""
     return _operation("perspective", distortion=distortion, corners=corners,
                       interpolation=interpolation, fill=fill,
-                      probability=probability, feature=feature, mask=mask,
+                      probability=probability, feature=feature, mask=mask, boxes=boxes,
                       mask_fill=mask_fill)
+
+
+def convert_boxes(from_: str, to: str, feature: Optional[Names] = None) -> Operation:
+    """Boxes float32 [n, 4] from one format to another: "xyxy" (corners, which all steps
+    with ``boxes`` take), "xywh" (a corner and the sides) or "cxcywh" (the centre and the
+    sides): torchvision's ConvertBoundingBoxFormat. ``feature`` ("boxes")."""
+    return _operation("convert_boxes", to=to, feature=feature, **{"from": from_})
+
+
+def sanitize_boxes(labels: Names, min_size: Optional[float] = None,
+                   min_area: Optional[float] = None, clamp: Optional[bool] = None,
+                   feature: Optional[str] = None, *,
+                   picture: Optional[str] = None) -> Operation:
+    """SanitizeBoundingBoxes: removes boxes below ``min_size`` (1) or ``min_area`` (1), and
+    the items of the lists ``labels`` that belong to them ([]: there are none), and changes
+    ``NAME.length`` of each. ``clamp`` (True): they are cut off at the sides of ``picture``
+    ("image") before; if False, those that reach beyond it are removed. ``feature``
+    ("boxes")."""
+    return _operation("sanitize_boxes", labels=labels, min_size=min_size,
+                      min_area=min_area, clamp=clamp, feature=feature, picture=picture)
 
 
 def color_jitter(brightness: Optional[Interval] = None,
