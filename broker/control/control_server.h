@@ -142,6 +142,7 @@ class ControlServer : private Producers::Connections {
   Answer Finish(const Call& call);
   Answer StartTrace(const Call& call);
   Answer Measure(const Call& call);
+  Answer TakeFailures(const Call& call);
 
   // Fails if the end of the process would go unnoticed.
   static Status CheckWatched(const Connection& connection);

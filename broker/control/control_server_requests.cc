@@ -102,6 +102,7 @@ ControlServer::Handler ControlServer::HandlerOf(std::string_view op) {
       {"stop", &ControlServer::StopJob},
       {"trace", &ControlServer::StartTrace},
       {"measure", &ControlServer::Measure},
+      {"failures", &ControlServer::TakeFailures},
       {"workers", &ControlServer::SetWorkers},
       {"shutdown", &ControlServer::Shutdown},
   };
@@ -332,6 +333,13 @@ ControlServer::Answer ControlServer::Measure(const Call& call) {
   return answer;
 }
 
+ControlServer::Answer ControlServer::TakeFailures(const Call& call) {
+  PENSTOCK_ASSIGN_OR_RETURN(const std::shared_ptr<Job> job, OnlyJobOf(call));
+  nlohmann::json answer = OkReply();
+  answer.update(job->TakeFailuresJson());
+  return answer;
+}
+
 ControlServer::Answer ControlServer::StartTrace(const Call& call) {
   PENSTOCK_ASSIGN_OR_RETURN(const std::vector<std::shared_ptr<Job>> jobs,
                             JobsOf(call));
@@ -450,11 +458,16 @@ ControlServer::Answer ControlServer::Index(const Call& call) {
     options.delivery.window = options.spec.prefetch.value_or(kPrefetchFirst);
     options.consumers_max = std::max(options.world_size, kConsumersDefault);
   }
+  std::optional<Job::Place> row;
+  if (call.request.contains("row")) {
+    row = Job::Place{call.request.at("epoch").get<uint64_t>(),
+                     call.request.at("row").get<uint64_t>()};
+  }
   Connection* const connection = call.connection;
   const uint64_t id = connection->id;
   connection->waiting = true;
   connection->inspect = jobs_->Inspect(
-      connection->uid, std::move(options), [this, id](auto result) {
+      connection->uid, std::move(options), row, [this, id](auto result) {
         Connection* asking = Find(id);
         asking->waiting = false;
         asking->inspect = 0;

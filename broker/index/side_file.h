@@ -1,6 +1,6 @@
 // A file beside the data, which a step of `map` or `select` reads once, when
 // the dataset opens: a vocabulary, statistics, the records that a predicate
-// kept.
+// kept, a list of records.
 #ifndef BROKER_INDEX_SIDE_FILE_H_
 #define BROKER_INDEX_SIDE_FILE_H_
 

@@ -31,10 +31,8 @@ bool IsOfUser(const MapStep& step) {
 std::string DatasetKey(const DatasetSpec& spec) {
   const nlohmann::ordered_json json = DatasetSpecToJson(spec);
   const bool has_file = std::any_of(
-      spec.select.begin(), spec.select.end(), [](const SelectSpec& step) {
-        const auto* filter = std::get_if<FilterStep>(&step);
-        return filter != nullptr && !filter->records.empty();
-      });
+      spec.select.begin(), spec.select.end(),
+      [](const SelectSpec& step) { return FileOf(step) != nullptr; });
   std::string key = json.at("source").dump() + json.at("map").dump();
   for (const char* const more : {"map_by_part", "cache", "snapshot"}) {
     if (json.contains(more)) key += more + json.at(more).dump();

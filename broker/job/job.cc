@@ -727,31 +727,50 @@ void Job::CountFailedRow(StatusCode code) {
   count.fetch_add(1, std::memory_order_relaxed);  // shown, nothing more
 }
 
-void Job::LeaveOut(OpenBatch* batch, uint64_t row, const Status& error) {
+void Job::LeaveOut(OpenBatch* batch, uint64_t row, uint64_t record,
+                   const Status& error) {
   CountFailedRow(error.code());
   const uint64_t count =
       counters_.rows_skipped.fetch_add(1, std::memory_order_relaxed) + 1;
   Log<"sample-skipped">(key_, error.message(), count);
   MutexLock lock(&mutex_);
   batch->left_out.push_back(row);
-  NoteErrorLocked(error.message());
+  NoteFailureLocked(record, error.message());
 }
 
-void Job::NoteErrorLocked(const std::string& message) {
+void Job::NoteFailureLocked(uint64_t record, const std::string& message) {
   constexpr size_t kFirst = 5;
   last_error_ = message;
+  if (failures_.size() == kFailuresKept) {
+    failures_.pop_front();
+    ++failures_forgotten_;
+  }
+  failures_.push_back({record, ShortError(message)});
   if (first_errors_.size() < kFirst) {
-    first_errors_.push_back(ShortError(message));
+    first_errors_.push_back(failures_.back().message);
   }
 }
 
-void Job::CountSubstitute(const Status& error) {
+nlohmann::json Job::TakeFailuresJson() {
+  MutexLock lock(&mutex_);
+  nlohmann::json taken = {{"failures", nlohmann::json::array()},
+                          {"forgotten", std::exchange(failures_forgotten_, 0)}};
+  while (!failures_.empty() && taken["failures"].size() < kFailuresAtOnce) {
+    Failure& oldest = failures_.front();
+    taken["failures"].push_back({oldest.record, std::move(oldest.message)});
+    failures_.pop_front();
+  }
+  taken["more"] = !failures_.empty();
+  return taken;
+}
+
+void Job::CountSubstitute(uint64_t record, const Status& error) {
   CountFailedRow(error.code());
   const uint64_t count =
       counters_.rows_substituted.fetch_add(1, std::memory_order_relaxed) + 1;
   Log<"sample-substituted">(key_, error.message(), count);
   MutexLock lock(&mutex_);
-  NoteErrorLocked(error.message());
+  NoteFailureLocked(record, error.message());
 }
 
 void Job::Fail(const Status& status) {

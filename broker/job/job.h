@@ -10,6 +10,7 @@
 #include <atomic>
 #include <chrono>
 #include <cstdint>
+#include <deque>
 #include <functional>
 #include <map>
 #include <memory>
@@ -87,6 +88,16 @@ class Job {
                                      bool replicate = false, bool ahead = true,
                                      const OrderBudget& budget = {});
 
+  struct Place {
+    uint64_t epoch = 0;
+    uint64_t row = 0;
+  };
+  // Where a row is, and the state with which a job begins with its step: see
+  // the answer to `index`. InvalidArgument: there is no such row.
+  static StatusOr<nlohmann::json> FindRow(const JobOptions& options,
+                                          const Dataset& dataset,
+                                          const Layout& layout, Place place);
+
   // memory is the reservation of layout.memory_bytes(), held as long as the
   // segment and the stream.
   Job(JobKey key, JobOptions options, std::shared_ptr<const Dataset> dataset,
@@ -160,16 +171,18 @@ class Job {
   void Measure(double seconds);
   // What was measured since the job began.
   nlohmann::json PartsJson() const;
+  // Rows that were left out or replaced, oldest first: those since the last
+  // call, up to kFailuresAtOnce, and whether there are more; `forgotten` counts
+  // those before them that were too many to keep.
+  static constexpr size_t kFailuresKept = 16'384;
+  static constexpr size_t kFailuresAtOnce = 4096;
+  nlohmann::json TakeFailuresJson();
   // Gives its mix other weights from a row of an epoch on; nullopt: from the
   // first step that nobody has begun to make, which no rank can have. Returns
   // the change as it was made. InvalidArgument: it is no mix, wrong weights;
   // FailedPrecondition: the row is made already, none is left, ranks of other
   // hosts could begin elsewhere; Unavailable: not known yet after a restart;
   // those of the record. tell: called before anybody can get a row of it.
-  struct Place {
-    uint64_t epoch = 0;
-    uint64_t row = 0;
-  };
   StatusOr<WeightsChange> ChangeWeights(
       const std::vector<double>& weights, std::optional<Place> from,
       const std::function<void(const WeightsChange&)>& tell);
@@ -226,9 +239,11 @@ class Job {
   // Others may claim the rows, which were not made. What is finished and given
   // back of a claim is all of it, each row once.
   void GiveBack(const Claim& rows);
-  // The row is left out or was replaced (on_error); error has file and reason.
-  void LeaveOut(OpenBatch* batch, uint64_t row, const Status& error);
-  void CountSubstitute(const Status& error);
+  // The row of this record is left out or was replaced (on_error); error has
+  // file and reason.
+  void LeaveOut(OpenBatch* batch, uint64_t row, uint64_t record,
+                const Status& error);
+  void CountSubstitute(uint64_t record, const Status& error);
   // Nobody will get the batch, so errors in its rows do not matter.
   bool GivenUp(const OpenBatch* batch) const;
 
@@ -317,7 +332,7 @@ class Job {
   void CopyRows(const Claim& claim);
   void CountRoom(const Claim& claim);
   void CountFailedRow(StatusCode code);
-  void NoteErrorLocked(const std::string& message)
+  void NoteFailureLocked(uint64_t record, const std::string& message)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // The rows of the batch are all made, and nobody else touches it meanwhile.
   void Assemble(OpenBatch* batch) const;
@@ -377,6 +392,12 @@ class Job {
   Status failure_ ABSL_GUARDED_BY(mutex_);
   std::string last_error_ ABSL_GUARDED_BY(mutex_);
   std::vector<std::string> first_errors_ ABSL_GUARDED_BY(mutex_);
+  struct Failure {
+    uint64_t record = 0;
+    std::string message;
+  };
+  std::deque<Failure> failures_ ABSL_GUARDED_BY(mutex_);  // not taken yet
+  uint64_t failures_forgotten_ ABSL_GUARDED_BY(mutex_) = 0;
 
   std::atomic<bool> pointless_{false};
   std::atomic<bool> measured_{false};

@@ -1,10 +1,12 @@
 // What a job needs before it is created: its plan, where a state says it
 // begins, its lanes and slots.
 #include <algorithm>
+#include <nlohmann/json.hpp>
 
 #include "broker/job/job.h"
 #include "common/hash.h"
 #include "common/producer_memory.h"
+#include "common/quantity.h"
 
 namespace penstock {
 namespace {
@@ -246,6 +248,38 @@ StatusOr<Job::Layout> Job::PlanLayout(const JobOptions& options,
     layout.retained_bytes = retained.bytes;
   }
   return layout;
+}
+
+StatusOr<nlohmann::json> Job::FindRow(const JobOptions& options,
+                                      const Dataset& dataset,
+                                      const Layout& layout, Place place) {
+  const Plan& plan = layout.plan;
+  const uint64_t rows = plan.rows_per_epoch();
+  const uint64_t epochs = plan.epochs().value_or(Plan::kTotalRowsMax / rows);
+  if (place.epoch >= epochs) {
+    return InvalidArgumentError(
+        "there is no epoch {}: the dataset has {}, numbered from 0",
+        place.epoch, Counted(epochs, "epoch"));
+  }
+  if (place.row >= rows) {
+    return InvalidArgumentError(
+        "there is no row {}: an epoch has {}, numbered from 0", place.row,
+        Counted(rows, "row"));
+  }
+  const uint64_t position = place.epoch * rows + place.row;
+  const uint64_t step = plan.StepOfEpoch(position);
+  const uint64_t begin =
+      plan.PositionOf(place.epoch * plan.steps_per_epoch() + step);
+  JobState state = IdentityOf(options, plan.records(), layout.selection);
+  state.epoch = place.epoch;
+  state.row = begin % rows;
+  Plan::Row planned;
+  plan.Rows(place.epoch, place.row, 1, &planned);
+  return nlohmann::json{{"step", step},
+                        {"row_of_step", position - begin},
+                        {"sample", planned.record},
+                        {"place", dataset.source->Describe(planned.record)},
+                        {"state", JobStateToJson(state)}};
 }
 
 JobState Job::StateAt(const PlanStart& start) const {

@@ -93,7 +93,7 @@ StatusOr<std::unique_ptr<Order>> FilterStep::Apply(
     const Order& all = *of;
     auto kept = Pick(
         std::move(of),
-        [&](uint64_t i) { return context.kept(records, RecordAt(all, i)); },
+        [&](uint64_t i) { return context.file_has(records, RecordAt(all, i)); },
         context.budget);
     if (kept.status().code() == StatusCode::kInvalidArgument) {
       return InvalidArgumentError("{}: its function kept none of {}", records,

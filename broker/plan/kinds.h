@@ -32,6 +32,18 @@ struct FilterStep {
                                          const SelectContext& context) const;
 };
 
+// ---- exclude.cc
+
+// All but the records of a list (common/record_list.h).
+struct ExcludeStep {
+  std::string records;  // the file
+  bool operator==(const ExcludeStep&) const = default;
+
+  static const Declaration<ExcludeStep>& Declared();
+  StatusOr<std::unique_ptr<Order>> Apply(std::unique_ptr<Order> of,
+                                         const SelectContext& context) const;
+};
+
 // ---- take.cc
 
 struct TakeStep {
@@ -162,6 +174,7 @@ struct InterleaveStep {
 
 using SelectSpec = std::variant<  //
     FilterStep,                   //
+    ExcludeStep,                  //
     TakeStep,                     //
     SkipStep,                     //
     ShardStep,                    //

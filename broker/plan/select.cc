@@ -28,6 +28,15 @@ std::vector<std::string> ColumnsOf(const SelectSpec& step) {
   return names;
 }
 
+const std::string* FileOf(const SelectSpec& step) {
+  if (const auto* exclude = std::get_if<ExcludeStep>(&step)) {
+    return &exclude->records;
+  }
+  const auto* filter = std::get_if<FilterStep>(&step);
+  return filter == nullptr || filter->records.empty() ? nullptr
+                                                      : &filter->records;
+}
+
 ValueType<std::vector<SelectSpec>> SelectSteps() {
   return LeftOutAt(
       {}, List(OneKind<SelectSpec>(), 0, kStepsMax,

@@ -19,6 +19,9 @@ struct ValueType;
 // The columns that it goes by.
 std::vector<std::string> ColumnsOf(const SelectSpec& step);
 
+// The file of records that it names; nullptr: it names none.
+const std::string* FileOf(const SelectSpec& step);
+
 // `select`, as a list.
 inline constexpr char kSelectText[] =
     "which of them a pass has, in this order; all if there is none";

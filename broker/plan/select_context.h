@@ -25,8 +25,8 @@ struct SelectContext {
   OrderBudget budget;
   // Features that are columns once records are read, for messages.
   std::vector<std::string> readable;
-  // Whether the file that a filter names has kept a record.
-  std::function<bool(const std::string& file, uint64_t record)> kept;
+  // Whether the file that a step names has a record.
+  std::function<bool(const std::string& file, uint64_t record)> file_has;
 };
 
 // InvalidArgument: there is no such column; the message lists those that are.

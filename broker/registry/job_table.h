@@ -143,7 +143,8 @@ class JobTable {
   // Opens the dataset and describes it and the needs of a job of uid: the
   // answer of the `index` operation.
   using InspectDone = std::function<void(StatusOr<nlohmann::json>)>;
-  uint64_t Inspect(uint32_t uid, JobOptions options, InspectDone done);
+  uint64_t Inspect(uint32_t uid, JobOptions options,
+                   std::optional<Job::Place> row, InspectDone done);
   void CancelInspect(uint64_t inspect);
 
   // Progress of the opening that this attach or inspect waits for; false: none.

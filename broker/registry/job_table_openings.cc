@@ -576,13 +576,15 @@ void JobTable::EndOpening(Opening* opening) {
   StartWaiting();
 }
 
-uint64_t JobTable::Inspect(uint32_t uid, JobOptions options, InspectDone done) {
+uint64_t JobTable::Inspect(uint32_t uid, JobOptions options,
+                           std::optional<Job::Place> row, InspectDone done) {
   const uint64_t number = next_number_++;
   inspects_[number] = std::move(done);
   Opening* opening = &openings_.emplace_back();
   opening->waiting.push_back(number);
   Start(
-      opening, uid, [this, uid, number, opening, options = std::move(options)] {
+      opening, uid,
+      [this, uid, number, opening, row, options = std::move(options)] {
         StatusOr<nlohmann::json> answer = [&]() -> StatusOr<nlohmann::json> {
           PENSTOCK_ASSIGN_OR_RETURN(
               const std::shared_ptr<const Dataset> dataset,
@@ -608,9 +610,14 @@ uint64_t JobTable::Inspect(uint32_t uid, JobOptions options, InspectDone done) {
           json["source_fingerprint"] = fingerprint;
           json["source_records"] =
               endless ? 0 : dataset->source->record_count();
+          json["data"] = DataDigest(options.spec.source, fingerprint);
           json["selection"] =
               SelectionDigest(options.spec.source, fingerprint,
                               options.spec.select, dataset->FilesOfSelection());
+          if (row && !endless) {
+            PENSTOCK_ASSIGN_OR_RETURN(
+                json["row"], Job::FindRow(options, *dataset, layout, *row));
+          }
           json["global_batch"] = layout.plan.global_batch();
           json["steps_per_epoch"] = endless ? 0 : layout.plan.steps_per_epoch();
           json["rows_per_epoch"] = layout.plan.rows_per_epoch();

@@ -97,7 +97,11 @@ constexpr AnswerField kParseAnswer[] = {
 
 constexpr RequestField kIndex[] = {
     {"world_size", Number(1, kLocalRanksMax),
-     "ranks, all of this host, for which memory is counted; else 1"}};
+     "ranks, all of this host, for which memory is counted; else 1"},
+    {"row", Number(0, Plan::kTotalRowsMax),
+     "of an epoch, in its order over all ranks: asks where it is"},
+    {"epoch", Number(0, Plan::kTotalRowsMax), "which one", "row"},
+};
 constexpr AnswerField kIndexAnswer[] = {
     {"dataset", kText, "its name"},
     {"spec", kText, "the spec as JSON, in full"},
@@ -115,9 +119,17 @@ constexpr AnswerField kIndexAnswer[] = {
     {"source_fingerprint", kText,
      "the same, without files that `map` and `select` read"},
     {"source_records", kCount, "of all its records; 0: it is a stream"},
+    {"data", kText,
+     "by which a list of its records knows it: source_fingerprint, or a digest "
+     "of its source where there is none"},
     {"selection", kText,
      "digest of its `select`, and of how its source is "
      "made of others"},
+    {"row", kObject,
+     "where that row is: its `step` of the epoch, `row_of_step`, `sample`, "
+     "`place` of that record for people, and the `state` with which a job "
+     "begins with this step",
+     kSometimes},
     {"global_batch", kCount, "rows of a step"},
     {"steps_per_epoch", kCount, "0: unknown"},
     {"rows_per_epoch", kCount, "0: unknown"},
@@ -268,6 +280,13 @@ constexpr AnswerField kMeasureAnswer[] = {
      "publish, or step with its number `step` and its `name`) and `seconds` of "
      "workers"},
 };
+constexpr AnswerField kFailuresAnswer[] = {
+    {"failures", kList,
+     "[sample, message] of each, the oldest first; those of one request are "
+     "in no later answer"},
+    {"more", kFlag, "there are more: ask again"},
+    {"forgotten", kCount, "before them, more than the broker keeps"},
+};
 constexpr RequestField kStateOf[] = {
     {"spec", Flag(), "the answer has the spec of its dataset too"}};
 constexpr AnswerField kStateAnswer[] = {
@@ -401,6 +420,10 @@ constexpr DeclaredRequest kRequests[] = {
      .fields = kMeasure,
      .shared = kOfJob,
      .answer = kMeasureAnswer},
+    {.op = "failures",
+     .text = "take the samples that were left out or replaced (`on_error`)",
+     .shared = kOfJob,
+     .answer = kFailuresAnswer},
     {.op = "workers",
      .text = "set the number of workers",
      .fields = kWorkers,

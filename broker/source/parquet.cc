@@ -13,6 +13,7 @@
 #include "broker/index/data_files.h"
 #include "broker/index/fingerprint.h"
 #include "broker/index/values.h"
+#include "broker/io/read.h"
 #include "broker/source/kinds.h"
 #include "broker/source/python_records.h"
 #include "common/layout.h"

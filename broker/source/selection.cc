@@ -13,8 +13,8 @@ StatusOr<Selection> Selection::Open(const std::vector<SelectSpec>& steps,
     }
   }
   Selection opened;
-  PENSTOCK_ASSIGN_OR_RETURN(opened.kept_,
-                            KeptFiles::Open(steps, spec, source, progress));
+  PENSTOCK_ASSIGN_OR_RETURN(opened.files_,
+                            RecordFiles::Open(steps, spec, source, progress));
   PENSTOCK_ASSIGN_OR_RETURN(opened.read_,
                             ReadColumns::Open(uses, spec, source, progress));
   return opened;
@@ -24,18 +24,18 @@ SelectContext Selection::Context(const Source& source, uint64_t first,
                                  const OrderBudget& budget) const {
   SelectContext context = {.columns = source.columns(first),
                            .budget = budget,
-                           .kept = kept_.Lookup(first)};
+                           .file_has = files_.Lookup(first)};
   read_.AddTo(first, &context.columns);
   context.readable = ReadColumns::NamesOf(source);
   return context;
 }
 
 uint64_t Selection::memory_bytes() const {
-  return kept_.memory_bytes() + read_.memory_bytes();
+  return files_.memory_bytes() + read_.memory_bytes();
 }
 
 void Selection::AddDigests(FileDigests* digests) const {
-  kept_.AddDigests(digests);
+  files_.AddDigests(digests);
   read_.AddDigests(digests);
 }
 

@@ -1,6 +1,7 @@
 // What the steps of a `select` need to know of records: columns, of the source
-// or read, and the records that a predicate kept (common/kept_records.h); and
-// what a selection is, as text, by which files and states know theirs again.
+// or read, and files of records: those that a predicate kept
+// (common/kept_records.h), those of a list (common/record_list.h); and what a
+// selection is, as text, by which files and states know theirs again.
 #ifndef BROKER_SOURCE_SELECTION_H_
 #define BROKER_SOURCE_SELECTION_H_
 
@@ -17,18 +18,19 @@
 
 namespace penstock {
 
-// ---- kept_records.cc
+// ---- record_files.cc
 
 // Files that steps of one `select` name, by path. Constant once opened.
-class KeptFiles {
+class RecordFiles {
  public:
   // Reads them, with the access of progress. Errors begin with the path of the
   // step, "select[1].filter.records: ...": the file's; InvalidArgument: it is
-  // none; FailedPrecondition: it is of other data, or of another selection
-  // before it.
-  static StatusOr<KeptFiles> Open(const std::vector<SelectSpec>& steps,
-                                  const SourceSpec& spec, const Source& source,
-                                  OpenProgress* progress);
+  // none; FailedPrecondition: it is of other data, or, where records were
+  // judged, of another selection before it.
+  static StatusOr<RecordFiles> Open(const std::vector<SelectSpec>& steps,
+                                    const SourceSpec& spec,
+                                    const Source& source,
+                                    OpenProgress* progress);
 
   // For SelectContext. first: as in Source::OrderOf. Refers to this object.
   std::function<bool(const std::string& path, uint64_t record)> Lookup(
@@ -55,6 +57,10 @@ std::string SelectionDigest(const SourceSpec& source,
                             const std::string& fingerprint,
                             std::span<const SelectSpec> steps,
                             const FileDigests& digests);
+// What the header of a list of records says of the data that it is of: the
+// fingerprint, or where there is none a digest of the source's spec.
+std::string DataDigest(const SourceSpec& source,
+                       const std::string& fingerprint);
 
 // ---- read_columns.cc
 
@@ -99,7 +105,7 @@ class ReadColumns {
 class Selection {
  public:
   // uses: columns that others than the steps go by. Errors begin with the path
-  // of the step: those of KeptFiles and ReadColumns.
+  // of the step: those of RecordFiles and ReadColumns.
   static StatusOr<Selection> Open(const std::vector<SelectSpec>& steps,
                                   const SourceSpec& spec, const Source& source,
                                   OpenProgress* progress,
@@ -109,12 +115,12 @@ class Selection {
   // the one that it was opened for.
   SelectContext Context(const Source& source, uint64_t first,
                         const OrderBudget& budget) const;
-  bool Changed() const { return kept_.Changed(); }
+  bool Changed() const { return files_.Changed(); }
   uint64_t memory_bytes() const;
   void AddDigests(FileDigests* digests) const;
 
  private:
-  KeptFiles kept_;
+  RecordFiles files_;
   ReadColumns read_;
 };
 

@@ -48,10 +48,11 @@ void ClaimMaker::HandleError(ClaimedRows& rows, uint64_t index,
   if (!outcome.ok()) return End(rows, outcome.status());
   if (outcome->record) {
     rows.Id(index) = static_cast<int64_t>(*outcome->record);
-    job.CountSubstitute(outcome->error);
+    job.CountSubstitute(rows.rows[index].record, outcome->error);
   } else {
     rows.left_out.push_back(index);
-    job.LeaveOut(rows.claim.batch, rows.claim.begin + index, outcome->error);
+    job.LeaveOut(rows.claim.batch, rows.claim.begin + index,
+                 rows.rows[index].record, outcome->error);
   }
 }
 

@@ -35,7 +35,35 @@ OrderedJson BrokenRecords(const std::string& socket, const std::string& job) {
   return broken;
 }
 
+// Tells all.failed what the job left out since the last time.
+Status TellFailures(const AllRecords& all) {
+  if (!all.failed) return OkStatus();
+  for (bool more = true; more;) {
+    PENSTOCK_ASSIGN_OR_RETURN(
+        const nlohmann::json answer,
+        CallBroker(all.socket, {{"op", "failures"}, {"job", all.job}}));
+    for (const nlohmann::json& each : ArrayField(answer, "failures")) {
+      if (!each.is_array() || each.size() != 2 ||
+          !each[0].is_number_unsigned() || !each[1].is_string()) {
+        return InternalError(
+            "the broker's answer does not follow the protocol");
+      }
+      all.failed(each[0].get<uint64_t>(), each[1].get<std::string>());
+    }
+    more = FieldOf(answer, "more") == true;
+  }
+  return OkStatus();
+}
+
 }  // namespace
+
+void ReadAllOnce(OrderedJson* spec, uint64_t batch_rows) {
+  (*spec)["shuffle"] = "none";
+  (*spec)["batch"] = {{"size", batch_rows}, {"last", "partial"}};
+  (*spec)["epochs"] = 1;
+  spec->erase("steps_per_epoch");
+  (*spec)["on_error"] = "skip";
+}
 
 StatusOr<OrderedJson> ParsedSpec(PrivateBroker* broker, const SpecFile& file) {
   PENSTOCK_ASSIGN_OR_RETURN(const nlohmann::json parsed,
@@ -62,13 +90,17 @@ StatusOr<OrderedJson> TakeAllRecords(
   while (code != PENSTOCK_END_OF_DATA) {
     penstock_batch* batch = nullptr;
     code = penstock_next(reader, &batch);
-    if (code < 0) {
-      const Status error = LibraryError(code);
+    Status error = code < 0 ? LibraryError(code) : OkStatus();
+    // The job is over once the end of the data is told.
+    if (code != PENSTOCK_END_OF_DATA) {
+      const Status told = TellFailures(all);
+      if (error.ok()) error = told;
+    }
+    if (!error.ok()) {
       penstock_detach(reader);
       return error;
     }
     if (code == PENSTOCK_END_OF_EPOCH) {
-      // The job is over once the end of the data is told.
       broken = BrokenRecords(all.socket, all.job);
     }
     if (code != PENSTOCK_OK) continue;

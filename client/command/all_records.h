@@ -1,5 +1,5 @@
 // Every record of a dataset, taken once from a private broker, as fast as its
-// workers make them: what `analyze` and `filter` do.
+// workers make them: what `analyze`, `filter` and `check --all` do.
 #ifndef CLIENT_COMMAND_ALL_RECORDS_H_
 #define CLIENT_COMMAND_ALL_RECORDS_H_
 
@@ -23,11 +23,18 @@ struct AllRecords {
   std::string job;   // a name that no other job has
   uint64_t records = 0;
   std::string label;  // of the progress bar, "analyzing"
+  // Told each record that is left out, before the batch behind it is taken, and
+  // as often as it fails.
+  std::function<void(uint64_t record, std::string message)> failed = nullptr;
 };
 
 // The spec in its canonical form.
 StatusOr<nlohmann::ordered_json> ParsedSpec(PrivateBroker* broker,
                                             const SpecFile& file);
+
+// What such a job has of its spec: one epoch in the order of the source, in
+// batches of so many rows, and whatever cannot be read or made is left out.
+void ReadAllOnce(nlohmann::ordered_json* spec, uint64_t batch_rows);
 
 // begin: told the features of a row, first. add: of each batch. Returns what
 // was left out (`on_error: skip`): count, kinds, the first of them. Runs in the

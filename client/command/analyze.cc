@@ -175,11 +175,7 @@ StatusOr<AnalyzedSpec> SpecToAnalyze(const OrderedJson& spec,
     if (!steps.Add(each.begin().key(), each.begin().value(), number++)) break;
   }
   made["map"] = steps.Take();
-  made["shuffle"] = "none";
-  made["batch"] = {{"size", batch_rows}, {"last", "partial"}};
-  made["epochs"] = 1;
-  made.erase("steps_per_epoch");
-  made["on_error"] = "skip";
+  ReadAllOnce(&made, batch_rows);
   return AnalyzedSpec{std::move(made), steps.TakeNumbers(), steps.TakeWords()};
 }
 

@@ -9,10 +9,17 @@
 namespace penstock {
 namespace {
 
-constexpr int64_t kValuesShown = 6;  // of each row of a feature
-constexpr size_t kTextShown = 60;    // bytes of each row of a text
+// How much is shown of a feature in a row: values, bytes of a text.
+struct CellRoom {
+  uint64_t values;
+  size_t text_bytes;
+};
+constexpr CellRoom kInTable = {6, 60};
+constexpr CellRoom kOfOneRow = {64, 2000};
 // Smaller matrices count as pictures only when they are named.
 constexpr int64_t kPictureSideMin = 4;
+// A list of rows of fewer numbers is no spectrogram: boxes have 4 or 5.
+constexpr int64_t kSpectrogramWidthMin = 8;
 
 std::string ValueText(const Feature& feature, const void* data,
                       uint64_t index) {
@@ -30,12 +37,12 @@ bool IsCutCharacter(std::string_view text) {
 }
 
 // "'the text'", shortened at the end of a character; nullopt: no UTF-8.
-std::optional<std::string> Utf8Text(std::string_view text) {
+std::optional<std::string> Utf8Text(std::string_view text, size_t bytes_max) {
   size_t end = 0;
   while (end < text.size()) {
     const size_t bytes = Utf8Bytes(text, end);
     if (bytes == 0 && !IsCutCharacter(text.substr(end))) return std::nullopt;
-    if (bytes == 0 || end + bytes > kTextShown) break;
+    if (bytes == 0 || end + bytes > bytes_max) break;
     end += bytes;
   }
   if (end == 0 && !text.empty()) return std::nullopt;
@@ -46,7 +53,7 @@ std::optional<std::string> Utf8Text(std::string_view text) {
 // One row of a feature as a cell: "7 (boot)", "[0.1, 0.2]", "[1, 2, ...]".
 // length: how much of its first dimension is the row's.
 std::string RowText(const Feature& feature, const void* data, uint64_t row,
-                    std::optional<uint64_t> length,
+                    std::optional<uint64_t> length, uint64_t values_max,
                     const std::vector<std::string>& class_names) {
   const uint64_t values = feature.RowBytes() / DTypeBytes(feature.dtype);
   if (feature.shape.empty()) {
@@ -63,11 +70,42 @@ std::string RowText(const Feature& feature, const void* data, uint64_t row,
   const uint64_t own =
       length ? values / static_cast<uint64_t>(feature.shape[0]) * *length
              : values;
-  const uint64_t shown = std::min<uint64_t>(own, kValuesShown);
+  const uint64_t shown = std::min(own, values_max);
   for (uint64_t i = 0; i < shown; ++i) {
     text += (i == 0 ? "" : ", ") + ValueText(feature, data, row * values + i);
   }
   return "[" + text + (shown < own ? ", ...]" : "]");
+}
+
+// feature: a list.
+bool IsSpectrogram(const Feature& feature) {
+  const DType dtype = feature.dtype;
+  const bool is_float = dtype == DType::kFloat16 || dtype == DType::kBFloat16 ||
+                        dtype == DType::kFloat32 || dtype == DType::kFloat64;
+  return is_float && feature.shape.size() == 2 &&
+         feature.shape[1] >= kSpectrogramWidthMin;
+}
+
+std::string CellText(const ElementSpec& features, const penstock_batch* batch,
+                     uint64_t row, size_t f, const CellRoom& room,
+                     const std::vector<std::string>& class_names) {
+  const void* data = penstock_batch_data(batch, static_cast<uint32_t>(f));
+  std::optional<uint64_t> length;
+  if (const std::optional<uint32_t> lengths = LengthOf(features, features[f])) {
+    const auto found =
+        static_cast<const int64_t*>(penstock_batch_data(batch, *lengths))[row];
+    length = std::min(static_cast<uint64_t>(found),
+                      static_cast<uint64_t>(features[f].shape[0]));
+    if (MayBeText(features[f])) {
+      std::optional<std::string> text =
+          Utf8Text(std::string_view(static_cast<const char*>(data) +
+                                        row * features[f].RowBytes(),
+                                    *length),
+                   room.text_bytes);
+      if (text) return *std::move(text);
+    }
+  }
+  return RowText(features[f], data, row, length, room.values, class_names);
 }
 
 }  // namespace
@@ -86,9 +124,10 @@ StatusOr<std::vector<size_t>> FeaturesToDraw(const ElementSpec& features,
           features[i].ToString());
     }
     names += (names.empty() ? "" : ", ") + features[i].name;
-    const bool drawable = layout && !LengthOf(features, features[i]) &&
-                          layout->height >= kPictureSideMin &&
-                          layout->width >= kPictureSideMin;
+    const bool drawable =
+        layout && layout->height >= kPictureSideMin &&
+        layout->width >= kPictureSideMin &&
+        (!LengthOf(features, features[i]) || IsSpectrogram(features[i]));
     if (!drawable) continue;
     const auto place =
         features[i].name == "image" ? pictures.begin() : pictures.end();
@@ -109,7 +148,8 @@ StatusOr<std::vector<size_t>> FeaturesToDraw(const ElementSpec& features,
 
 namespace {
 
-DrawnBoxes BoxesOf(const ElementSpec& features, const penstock_batch* batch) {
+DrawnBoxes BoxesOf(const ElementSpec& features, const penstock_batch* batch,
+                   uint64_t first) {
   for (size_t i = 0; i < features.size(); ++i) {
     const Feature& each = features[i];
     if (each.name != "boxes" || each.dtype != DType::kFloat32 ||
@@ -119,10 +159,12 @@ DrawnBoxes BoxesOf(const ElementSpec& features, const penstock_batch* batch) {
     const auto data = [batch](size_t feature) {
       return penstock_batch_data(batch, static_cast<uint32_t>(feature));
     };
-    DrawnBoxes boxes = {.data = static_cast<const float*>(data(i)),
-                        .room = each.shape[0]};
+    const auto room = static_cast<uint64_t>(each.shape[0]);
+    DrawnBoxes boxes = {
+        .data = static_cast<const float*>(data(i)) + first * room * 4,
+        .room = each.shape[0]};
     if (const std::optional<uint32_t> lengths = LengthOf(features, each)) {
-      boxes.lengths = static_cast<const int64_t*>(data(*lengths));
+      boxes.lengths = static_cast<const int64_t*>(data(*lengths)) + first;
     }
     return boxes;
   }
@@ -133,13 +175,23 @@ DrawnBoxes BoxesOf(const ElementSpec& features, const penstock_batch* batch) {
 
 std::vector<DrawnFeature> Drawn(const ElementSpec& features,
                                 const penstock_batch* batch,
-                                const std::vector<size_t>& which) {
+                                const std::vector<size_t>& which,
+                                uint64_t first) {
   std::vector<DrawnFeature> drawn;
   for (const size_t i : which) {
-    drawn.push_back({features[i], *PictureLayoutOf(features[i]),
-                     penstock_batch_data(batch, static_cast<uint32_t>(i))});
+    const auto* const rows = static_cast<const std::byte*>(
+        penstock_batch_data(batch, static_cast<uint32_t>(i)));
+    DrawnFeature& each = drawn.emplace_back(
+        DrawnFeature{features[i], *PictureLayoutOf(features[i]),
+                     rows + first * features[i].RowBytes()});
+    const std::optional<uint32_t> lengths = LengthOf(features, features[i]);
+    if (lengths && !each.layout.channels_first) {
+      each.lengths =
+          static_cast<const int64_t*>(penstock_batch_data(batch, *lengths)) +
+          first;
+    }
   }
-  if (!drawn.empty()) drawn[0].boxes = BoxesOf(features, batch);
+  if (!drawn.empty()) drawn[0].boxes = BoxesOf(features, batch, first);
   return drawn;
 }
 
@@ -161,25 +213,21 @@ std::string RowsTable(const ElementSpec& features, const penstock_batch* batch,
         ids[row] == PENSTOCK_PADDING_ID ? "padding" : std::to_string(ids[row])};
     for (size_t f = 0; f < features.size(); ++f) {
       if (is_left_out(f)) continue;
-      const void* data = penstock_batch_data(batch, static_cast<uint32_t>(f));
-      std::optional<std::string> text;
-      std::optional<uint64_t> length;
-      if (const std::optional<uint32_t> lengths =
-              LengthOf(features, features[f])) {
-        const auto found = static_cast<const int64_t*>(
-            penstock_batch_data(batch, *lengths))[row];
-        length = std::min(static_cast<uint64_t>(found),
-                          static_cast<uint64_t>(features[f].shape[0]));
-        if (MayBeText(features[f])) {
-          text = Utf8Text(std::string_view(
-              static_cast<const char*>(data) + row * features[f].RowBytes(),
-              *length));
-        }
-      }
-      cells.push_back(
-          text ? *text : RowText(features[f], data, row, length, class_names));
+      cells.push_back(CellText(features, batch, row, f, kInTable, class_names));
     }
     table.AddRow(cells);
+  }
+  return table.ToString();
+}
+
+std::string RowTable(const ElementSpec& features, const penstock_batch* batch,
+                     uint64_t row,
+                     const std::vector<std::string>& class_names) {
+  Table table({"feature", "dtype", "shape", "values"});
+  for (size_t f = 0; f < features.size(); ++f) {
+    table.AddRow({features[f].name, std::string(DTypeName(features[f].dtype)),
+                  "[" + JoinText(features[f].shape, ", ") + "]",
+                  CellText(features, batch, row, f, kOfOneRow, class_names)});
   }
   return table.ToString();
 }

@@ -22,17 +22,23 @@ namespace penstock {
 StatusOr<std::vector<size_t>> FeaturesToDraw(const ElementSpec& features,
                                              const std::string& named);
 
-// For DrawContactSheet, the first with the feature `boxes`, if there is one.
-// Precondition: FeaturesToDraw gave which.
+// For DrawContactSheet, from this row of the batch on, the first of them with
+// the feature `boxes`, if there is one. Precondition: FeaturesToDraw gave
+// which.
 std::vector<DrawnFeature> Drawn(const ElementSpec& features,
                                 const penstock_batch* batch,
-                                const std::vector<size_t>& which);
+                                const std::vector<size_t>& which,
+                                uint64_t first = 0);
 
 // The first rows of the batch, a line each: sample id and values, those of the
 // features left out not.
 std::string RowsTable(const ElementSpec& features, const penstock_batch* batch,
                       uint64_t rows, const std::vector<size_t>& left_out,
                       const std::vector<std::string>& class_names);
+
+// One row of the batch, a line for each feature.
+std::string RowTable(const ElementSpec& features, const penstock_batch* batch,
+                     uint64_t row, const std::vector<std::string>& class_names);
 
 }  // namespace penstock
 #endif  // CLIENT_COMMAND_BATCH_SHEET_H_

@@ -1,7 +1,10 @@
 // penstock check and penstock index: the broker's view of specs, the memory
 // their jobs will need, one row of each, and warnings.
 
+#include "client/command/all_records.h"
+#include "client/command/check_all.h"
 #include "client/command/first_batch.h"
+#include "client/command/output_file.h"
 #include "client/command/spec_file.h"
 #include "client/command/subcommand.h"
 #include "client/private_broker/interrupt.h"
@@ -11,6 +14,7 @@
 #include "common/class_names.h"
 #include "common/command_line.h"
 #include "common/quantity.h"
+#include "common/record_list.h"
 #include "common/text_file.h"
 
 namespace penstock {
@@ -22,6 +26,8 @@ struct CheckOptions {
   bool json = false;
   bool syntax = false;
   bool row = true;
+  bool all = false;
+  std::string out = "broken.txt";
   PrivateBrokerOptions broker;
 };
 
@@ -279,15 +285,30 @@ StatusOr<int> Check(const CheckOptions& options) {
     PENSTOCK_ASSIGN_OR_RETURN(SpecFile file, ReadSpecFile(spec));
     files.push_back(std::move(file));
   }
+  if (options.all) {
+    if (files.size() > 1) {
+      return InvalidArgumentError(
+          "--all writes the list of one dataset: give one spec at a time");
+    }
+    PENSTOCK_RETURN_IF_ERROR(CheckReplaces(options.out,
+                                           RecordListHeader::kBegin,
+                                           "list of `penstock check --all`"));
+  }
   PENSTOCK_ASSIGN_OR_RETURN(
       const std::unique_ptr<PrivateBroker> broker,
-      PrivateBroker::Start(options.broker.Without({"job-warning"})));
+      PrivateBroker::Start(options.all
+                               ? options.broker.Without(kReported)
+                               : options.broker.Without({"job-warning"})));
   if (options.syntax) {
     for (const SpecFile& file : files) {
       PENSTOCK_RETURN_IF_ERROR(
           PrintSyntax(broker->AsCall(), file, options.json));
     }
     return 0;
+  }
+  if (options.all) {
+    PENSTOCK_ASSIGN_OR_RETURN(files[0],
+                              WithoutList(broker.get(), files[0], options.out));
   }
   std::vector<DatasetIndex> indexes;
   std::vector<std::optional<TriedRow>> rows;
@@ -296,7 +317,7 @@ StatusOr<int> Check(const CheckOptions& options) {
         DatasetIndex index,
         IndexDataset(broker->AsCall(), file, options.world_size));
     rows.emplace_back();
-    if (options.row && !index.IsStream()) {
+    if (options.row && !options.all && !index.IsStream()) {
       rows.back() = TryRows(broker.get(), index);
       PENSTOCK_RETURN_IF_ERROR(CheckInterrupt());
     }
@@ -312,6 +333,15 @@ StatusOr<int> Check(const CheckOptions& options) {
                                 rows[i]->passed_over,
                                 TextField(indexes[i].spec, "on_error")));
     }
+  }
+  std::optional<AllChecked> checked;
+  if (options.all && options.json) {
+    PENSTOCK_ASSIGN_OR_RETURN(
+        checked,
+        CheckAllRecords(broker.get(), files[0], indexes[0], options.out));
+    indexes[0].answer["all"] = {{"records", checked->records},
+                                {"broken", checked->broken},
+                                {"list", options.out}};
   }
   for (size_t i = 0; i < files.size(); ++i) {
     if (options.json) {
@@ -331,7 +361,14 @@ StatusOr<int> Check(const CheckOptions& options) {
     }
   }
   if (!error.ok()) return error;
-  return 0;
+  if (options.all && !options.json) {
+    std::fflush(stdout);
+    PENSTOCK_ASSIGN_OR_RETURN(
+        checked,
+        CheckAllRecords(broker.get(), files[0], indexes[0], options.out));
+    TellChecked(*checked, files[0], indexes[0], options.out);
+  }
+  return checked && checked->count > 0 ? kExitFailure : 0;
 }
 
 std::shared_ptr<CheckOptions> AddCheckOptions(Command command) {
@@ -358,10 +395,19 @@ Subcommand AddCheck(Command parent) {
   Command check =
       parent.AddCommand("check", "Validate a spec and show what it describes");
   const std::shared_ptr<CheckOptions> options = AddCheckOptions(check);
-  check.AddFlag("--syntax", &options->syntax,
-                "Only parse the spec; open no data");
+  const CommandOption syntax = check.AddFlag(
+      "--syntax", &options->syntax, "Only parse the spec; open no data");
   check.AddFlag("!--no-row", &options->row,
                 "Do not try the first row of each dataset");
+  const CommandOption all =
+      check
+          .AddFlag("--all", &options->all,
+                   "Read and make every record once, and list the broken ones")
+          .Excludes(syntax);
+  check.AddOption("--out", &options->out, "The list that --all writes")
+      .Type("FILE")
+      .ShowDefault()
+      .Needs(all);
   check.SetFooter(R"(
 It reads and maps the first row, with map_by_part one of each part, and
 fails with that row's error.
@@ -369,12 +415,17 @@ Mistakes in the spec are reported as FILE:LINE:COLUMN. It warns, with exit
 status 0, when the jobs need more memory than this machine, its control
 groups or --memory-limit leave, when labels of the datasets differ, and when
 lines of text are longer than max_bytes.
+With --all every record that `select` leaves is read and made once, by all
+steps of `map`. Records that fail are counted, and FILE has the number and
+the error of each, for `select: [exclude: FILE]`. Exit status 1: there are
+some.
 
 Examples:
   penstock check train.yaml
   penstock check --syntax train.yaml
   penstock check --ranks 8 train.yaml val.yaml
-  penstock check --ranks 8 --json train.yaml)");
+  penstock check --ranks 8 --json train.yaml
+  penstock check --all train.yaml)");
   return {check, [options] { return Check(*options); }};
 }
 

@@ -79,7 +79,11 @@ void ForEachValue(const DrawnFeature& drawn, uint64_t rows,
   const PictureLayout& layout = drawn.layout;
   const uint64_t row_values = layout.height * layout.width * layout.channels;
   for (uint64_t row = 0; row < rows; ++row) {
-    for (int64_t y = 0; y < layout.height; ++y) {
+    const int64_t height =
+        drawn.lengths == nullptr
+            ? layout.height
+            : std::clamp<int64_t>(drawn.lengths[row], 0, layout.height);
+    for (int64_t y = 0; y < height; ++y) {
       for (int64_t x = 0; x < layout.width; ++x) {
         for (int64_t c = 0; c < layout.channels; ++c) {
           visit(row, y, x, c,

@@ -54,6 +54,9 @@ struct DrawnFeature {
   PictureLayout layout;  // the feature's
   const void* data;      // [rows, shape...]
   DrawnBoxes boxes = {};
+  // How much of its first dimension each row has; the rest of its place stays
+  // empty. nullptr: all.
+  const int64_t* lengths = nullptr;
 };
 
 // The features of a row are side by side. uint8 is shown as is; any other

@@ -104,10 +104,7 @@ StatusOr<OrderedJson> SpecToFilter(const OrderedJson& spec,
     select.push_back(step);
   }
   made["select"] = std::move(select);
-  made["shuffle"] = "none";
-  made["batch"] = {{"size", batch_rows}, {"last", "partial"}};
-  made["epochs"] = 1;
-  made.erase("steps_per_epoch");
+  ReadAllOnce(&made, batch_rows);
   for (const char* const key : {"shard", "cache", "snapshot"}) made.erase(key);
   made["on_error"] = spec.value("on_error", "fail") == "fail" ? "fail" : "skip";
   return made;

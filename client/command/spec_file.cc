@@ -112,9 +112,11 @@ StatusOr<DatasetIndex> DatasetIndexFromJson(const nlohmann::json& answer) {
 }
 
 StatusOr<DatasetIndex> IndexDataset(const BrokerCall& call,
-                                    const SpecFile& file, int world_size) {
+                                    const SpecFile& file, int world_size,
+                                    const nlohmann::json& more) {
   nlohmann::json request = file.Request("index");
   request["world_size"] = world_size;
+  request.update(more);
   PENSTOCK_ASSIGN_OR_RETURN(const nlohmann::json answer, call(request));
   return DatasetIndexFromJson(answer);
 }

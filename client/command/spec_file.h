@@ -60,9 +60,11 @@ struct DatasetIndex {
   Status CheckHasRows(const SpecFile& file) const;
 };
 
-// Asks `call`'s broker to index the source, with a progress bar.
-StatusOr<DatasetIndex> IndexDataset(const BrokerCall& call,
-                                    const SpecFile& file, int world_size);
+// Asks `call`'s broker to index the source, with a progress bar. more: further
+// fields of the request.
+StatusOr<DatasetIndex> IndexDataset(
+    const BrokerCall& call, const SpecFile& file, int world_size,
+    const nlohmann::json& more = nlohmann::json::object());
 // Checks the answer to "index". Internal: a field is missing or wrong.
 StatusOr<DatasetIndex> DatasetIndexFromJson(const nlohmann::json& answer);
 

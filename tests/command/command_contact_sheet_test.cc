@@ -146,6 +146,27 @@ TEST(ContactSheetTest, AMaskIsBesideItsPicture) {
   }
 }
 
+TEST(ContactSheetTest, ASpectrogramIsDrawnToItsEnd) {
+  // Two rows of up to 2 frames of 3 numbers; the first has one frame.
+  const std::vector<float> data = {0, 1, 2, 99, 99, 99, 2, 1, 0, 0, 2, 0};
+  const std::vector<int64_t> lengths = {1, 7};
+  const Feature feature{"mel", DType::kFloat32, {2, 3}};
+  const DrawnFeature drawn = {feature, *PictureLayoutOf(feature), data.data(),
+                              lengths.data()};
+  const ContactSheet sheet = DrawContactSheet({&drawn, 1}, 2);
+  const int64_t at = kSheetGapPixels;
+  const uint8_t empty = Pixel(sheet, 0, 0, 0);
+  // Padding is neither drawn nor a value that the others are stretched by.
+  EXPECT_EQ(Pixel(sheet, at, at, 0), 0);
+  EXPECT_EQ(Pixel(sheet, at, at + 2, 0), 255);
+  EXPECT_EQ(Pixel(sheet, at + 1, at, 0), empty);
+  const int64_t next = sheet.width > 3 + 2 * at ? at : 0;  // beside or below
+  const int64_t y = next > 0 ? at : 2 * at + 2;
+  const int64_t x = next > 0 ? 2 * at + 3 : at;
+  EXPECT_EQ(Pixel(sheet, y, x, 0), 255);
+  EXPECT_EQ(Pixel(sheet, y + 1, x + 1, 0), 255);
+}
+
 TEST(ContactSheetTest, NoRowsIsAnEmptySheet) {
   EXPECT_TRUE(
       Draw({"image", DType::kUint8, {4, 4}}, nullptr, 0).pixels.empty());

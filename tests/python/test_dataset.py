@@ -84,7 +84,7 @@ def test_steps_leave_what_they_are_called_on():
 @pytest.mark.parametrize("select", [
     lambda d: d.take(2), lambda d: d.skip(2), lambda d: d.shard(2, 0),
     lambda d: d.interleave(), lambda d: d.filter("value", min=3), lambda d: d.sample(4),
-    lambda d: d.balance("value"), lambda d: d.times(2),
+    lambda d: d.exclude("broken.txt"), lambda d: d.balance("value"), lambda d: d.times(2),
     lambda d: d.split("a", {"a": 0.5, "b": 0.5}), lambda d: d.fold(0)])
 def test_records_are_not_selected_after_batch(select):
     with pytest.raises(penstock.InvalidArgument,

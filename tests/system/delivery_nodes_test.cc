@@ -264,7 +264,7 @@ class CopiesTest : public testing::Test {
       local_ = claim.local;
       for (uint64_t row = claim.begin; row < claim.end; ++row, ++made) {
         if (static_cast<int64_t>(row) == bad) {
-          job_->LeaveOut(claim.batch, row, DataLossError("bad"));
+          job_->LeaveOut(claim.batch, row, row, DataLossError("bad"));
           continue;
         }
         Row(claim.slot, row) = 100 + static_cast<int64_t>(row);

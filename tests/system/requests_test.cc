@@ -234,7 +234,11 @@ TEST_F(RequestsTest, AnswersHaveTheDeclaredFieldsAndNoOthers) {
                     "{classes: 9}], [one_hot: {classes: 8}]]\nbatch: {by_part: "
                     "[2, 3]}\n"},
                    {"file", "spec"},
-                   {"base", "/"}};
+                   {"base", "/"},
+                   {"row", 3}};
+  EXPECT_THAT(Try(of_parts).status().message(),
+              HasSubstr("request: 'epoch' is missing"));
+  of_parts["epoch"] = 0;
   Check(Try(of_parts), "index");
   of_parts.update({{"op", "attach"},
                    {"job", "parts"},
@@ -281,6 +285,7 @@ TEST_F(RequestsTest, AnswersHaveTheDeclaredFieldsAndNoOthers) {
   Check(Send({{"op", "weights"}, {"weights", {1, 4}}}), "weights");
   Check(Send({{"op", "trace"}, {"seconds", 0.01}}), "trace");
   Check(Send({{"op", "measure"}, {"seconds", 0.01}}), "measure");
+  Check(Send({{"op", "failures"}}), "failures");
   Check(Send({{"op", "evict"}, {"rank", 0}}), "evict");
   Check(Send({{"op", "stop"}}), "stop");
 

@@ -199,6 +199,7 @@ TEST_F(UsersTest, RootNamesTheUserWhereJobsOfSeveralHaveOneName) {
   for (const nlohmann::json& request : std::vector<nlohmann::json>{
            {{"op", "state"}, {"job", "same"}},
            {{"op", "measure"}, {"job", "same"}, {"seconds", 1}},
+           {{"op", "failures"}, {"job", "same"}},
            {{"op", "evict"}, {"job", "same"}, {"rank", 0}},
            {{"op", "stop"}, {"job", "same"}},
            {{"op", "stop"}, {"job", "same"}, {"now", true}}}) {

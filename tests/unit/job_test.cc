@@ -73,7 +73,7 @@ struct OneJob {
       EXPECT_NE(claim.batch, nullptr);
       for (uint64_t row = claim.begin; row < claim.end; ++row, ++made) {
         job->segment().ids(claim.slot)[row] = static_cast<int64_t>(row);
-        if (row == 0) job->LeaveOut(claim.batch, row, DataLossError("bad"));
+        if (row == 0) job->LeaveOut(claim.batch, row, row, DataLossError("bad"));
       }
       if (made == kRows) return claim;
       job->FinishRows(claim);

@@ -753,6 +753,16 @@ constexpr Case kSelectCases[] = {
      "was made of 7 records, and the source has 6: the data have changed"},
     {"filter", "filter: {records: other.records}", "filter.records",
      "was made of other data, or of these before they changed"},
+    {"exclude", "exclude: gone.txt", "exclude", "there is no such file"},
+    {"exclude", "exclude: words.txt", "exclude",
+     "line 1: wanted the number of a record, and a blank before anything else, "
+     "found 'a'"},
+    {"exclude", "exclude: [1, 2]", "exclude", "wanted a path"},
+    {"exclude", "exclude: huge.txt", "exclude", "a list has at most 268435456"},
+    {"exclude", "sample: {rows: 9}\n- exclude: words.txt", "select[1].exclude",
+     "line 1"},
+    {"exclude", "sample: {rows: 9}\n- exclude: empty.txt", "select[1].exclude",
+     "put `exclude` before it"},
     {"filter", "sample: {rows: 9}\n- filter: {column: value, min: 1}",
      "select[1].filter",
      "a sample has other records at the same place in each pass: put `filter` "

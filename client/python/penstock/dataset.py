@@ -483,9 +483,12 @@ class Dataset:
 
         def find_selected(steps: Any) -> None:
             for step in steps if isinstance(steps, list) else ():
-                selected = step.get("filter") if isinstance(step, dict) else None
-                if isinstance(selected, dict) and "records" in selected:
-                    selected["records"] = found_from_here(selected["records"])
+                for name in ("filter", "exclude") if isinstance(step, dict) else ():
+                    selected = step.get(name)
+                    if isinstance(selected, dict) and "records" in selected:
+                        selected["records"] = found_from_here(selected["records"])
+                    elif name == "exclude" and name in step:
+                        step[name] = found_from_here(selected)
 
         find(spec.get("source"))
         find_selected(spec.get("select"))
@@ -549,6 +552,12 @@ class Dataset:
                   for key, each in (("in", include), ("except", exclude))}
         return self._select(filter=given(column=column, min=min, max=max,
                                           matches=matches, **values))
+
+    def exclude(self, records: Path) -> "Dataset":
+        """Selects all records but those of a list: a file of ``penstock check --all``,
+        or one written by hand, with the number of a record of the source at the
+        beginning of each line. It goes by number, so it comes first."""
+        return self._select(exclude=absolute(records))
 
     def balance(self, by: str, weights: Optional[Mapping[Any, float]] = None, *,
                 when_out: Optional[str] = None) -> "Dataset":
