@@ -89,8 +89,9 @@ class MoveBoxesStage final : public RowStage {
     }
     const std::span<const std::byte> file =
         is_file_ ? in.back() : std::span<const std::byte>();
-    return move_(key, file, BoxesAt(out[0], count))
-        .Prepend(Format("its picture '{}'", picture_));
+    const Status status = move_(key, file, BoxesAt(out[0], count));
+    return status.ok() ? status
+                       : status.Prepend(Format("its picture '{}'", picture_));
   }
 
  private:

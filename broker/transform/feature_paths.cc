@@ -280,6 +280,13 @@ std::vector<std::pair<const PathBuilder*, int64_t>> ListsOf(
 template <typename Op>
 Status AddOp(const Op& op, uint32_t number, RowBuilder* row, Pairs* pairs) {
   if constexpr (requires { op.AddToPairs(row, number); }) {
+    for (size_t i = 0; i < row->size(); ++i) {
+      if ((*row)[i].boxes_of() == nullptr) continue;
+      return InvalidArgumentError(
+          "'{}' are boxes of '{}', and would be of no mixture: `drop` them or "
+          "leave this step out",
+          (*row)[i].feature().name, (*row)[i].boxes_of()->name());
+    }
     return op.AddToPairs(row, number);
   }
   if (row->mixes_pairs()) {

@@ -151,8 +151,10 @@ TEST(ContactSheetTest, ASpectrogramIsDrawnToItsEnd) {
   const std::vector<float> data = {0, 1, 2, 99, 99, 99, 2, 1, 0, 0, 2, 0};
   const std::vector<int64_t> lengths = {1, 7};
   const Feature feature{"mel", DType::kFloat32, {2, 3}};
-  const DrawnFeature drawn = {feature, *PictureLayoutOf(feature), data.data(),
-                              lengths.data()};
+  const DrawnFeature drawn = {.feature = feature,
+                              .layout = *PictureLayoutOf(feature),
+                              .data = data.data(),
+                              .lengths = lengths.data()};
   const ContactSheet sheet = DrawContactSheet({&drawn, 1}, 2);
   const int64_t at = kSheetGapPixels;
   const uint8_t empty = Pixel(sheet, 0, 0, 0);

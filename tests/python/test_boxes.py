@@ -159,6 +159,8 @@ def test_a_row_without_boxes_and_a_single_box(attach, tmp_path):
     ([penstock.decode_image(8, boxes="boxes"), penstock.resize(9)], "name them in `boxes`"),
     ([penstock.decode_image(8, boxes="boxes"), penstock.rand_augment()],
      "it takes none; flip, crop, affine and the like do"),
+    ([penstock.decode_image(8, boxes="boxes"), penstock.cutmix(label=[])],
+     "'boxes' are boxes of 'image', and would be of no mixture"),
     ([penstock.decode_image(8, boxes="labels")],
      r"wants boxes float32 \[n, 4\], found labels int64 \[2\]; `cast`"),
     ([penstock.decode_image(8, boxes="area")], r"wants boxes float32 \[n, 4\], found area"),

@@ -15,6 +15,7 @@
 #include <cstdint>
 #include <future>
 #include <memory>
+#include <nlohmann/json.hpp>
 #include <thread>
 #include <utility>
 
@@ -73,7 +74,8 @@ struct OneJob {
       EXPECT_NE(claim.batch, nullptr);
       for (uint64_t row = claim.begin; row < claim.end; ++row, ++made) {
         job->segment().ids(claim.slot)[row] = static_cast<int64_t>(row);
-        if (row == 0) job->LeaveOut(claim.batch, row, row, DataLossError("bad"));
+        if (row == 0)
+          job->LeaveOut(claim.batch, row, row, DataLossError("bad"));
       }
       if (made == kRows) return claim;
       job->FinishRows(claim);
@@ -146,6 +148,27 @@ TEST(JobTest, AViolatedInvariantEndsTheJobByName) {
   EXPECT_THAT(one->failure().message(),
               testing::HasSubstr("D1: a batch is filled once"));
   EXPECT_FALSE(other.job->failed());
+}
+
+TEST(JobTest, FailuresAreTakenOnceAndThoseBeyondTheLimitAreCounted) {
+  OneJob one;
+  constexpr uint64_t kForgotten = 5;
+  for (uint64_t i = 0; i < Job::kFailuresKept + kForgotten; ++i) {
+    one->CountSubstitute(i, DataLossError("bad"));
+  }
+  uint64_t next = kForgotten;
+  for (bool more = true; more;) {
+    const nlohmann::json taken = one->TakeFailuresJson();
+    EXPECT_EQ(taken["forgotten"], next == kForgotten ? kForgotten : 0);
+    EXPECT_LE(taken["failures"].size(), Job::kFailuresAtOnce);
+    for (const nlohmann::json& each : taken["failures"]) {
+      EXPECT_EQ(each, nlohmann::json({next, "bad"}));
+      ++next;
+    }
+    more = taken["more"];
+  }
+  EXPECT_EQ(next, Job::kFailuresKept + kForgotten);
+  EXPECT_EQ(one->TakeFailuresJson()["failures"].size(), 0u);
 }
 
 }  // namespace penstock::job_test
