@@ -2,43 +2,24 @@
 // format, for pictures that are there and for all: refused as documented, or
 // every path is in the folder, every box is finite and no smaller than nothing,
 // every label has its name and every feature its size.
-#include <stdlib.h>
-
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
 #include <filesystem>
-#include <fstream>
 #include <string>
 #include <string_view>
 #include <vector>
 
 #include "broker/source/kinds.h"
 #include "tests/fuzz/file_of.h"
+#include "tests/fuzz/picture_folder.h"
 #include "tests/fuzz/require.h"
 
 namespace penstock {
 namespace {
 
 constexpr uint64_t kRoom = 3;
-
-// With the pictures a, b and c/d.
-const std::string& Pictures() {
-  static const std::string folder = [] {
-    std::string pattern = "/tmp/penstock-coco-fuzz-XXXXXX";
-    Require(mkdtemp(pattern.data()) != nullptr, "a temporary folder");
-    std::filesystem::create_directory(pattern + "/c");
-    for (const char* name : {"/a", "/b", "/c/d"}) {
-      std::ofstream(pattern + name) << "x";
-    }
-    return pattern;
-  }();
-  static const struct Remover {
-    ~Remover() { std::filesystem::remove_all(folder); }
-  } remover;
-  return folder;
-}
 
 template <typename T>
 std::vector<T> Values(std::span<const std::byte> bytes) {

@@ -3,13 +3,10 @@
 // and for all: refused as documented, or every path is in the folder, every
 // class has its name and every feature its size. A path is accepted only if it
 // stays in its folder.
-#include <stdlib.h>
-
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
 #include <filesystem>
-#include <fstream>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -17,29 +14,13 @@
 #include "broker/source/kinds.h"
 #include "broker/source/listed_files.h"
 #include "tests/fuzz/file_of.h"
+#include "tests/fuzz/picture_folder.h"
 #include "tests/fuzz/require.h"
 
 namespace penstock {
 namespace {
 
 constexpr uint64_t kMaxBytes = 5;
-
-// With the pictures a, b and c/d.
-const std::string& Pictures() {
-  static const std::string folder = [] {
-    std::string pattern = "/tmp/penstock-image-list-fuzz-XXXXXX";
-    Require(mkdtemp(pattern.data()) != nullptr, "a temporary folder");
-    std::filesystem::create_directory(pattern + "/c");
-    for (const char* name : {"/a", "/b", "/c/d"}) {
-      std::ofstream(pattern + name) << "x";
-    }
-    return pattern;
-  }();
-  static const struct Remover {
-    ~Remover() { std::filesystem::remove_all(folder); }
-  } remover;
-  return folder;
-}
 
 void CheckPath(std::string_view path) {
   if (!CheckListedPath(path, "folder", false).ok()) return;
