@@ -306,7 +306,7 @@ class Storm {
   void StartLap(const JobKind& kind) {
     Lap& lap = laps_.emplace_back();
     lap.kind = kind;
-    if (!kind.lists.empty()) lap.kind.lists = options_.out + "/" + kind.lists;
+    if (!kind.lists.empty()) lap.kind.lists = options_.out + "/" + kListsFile;
     lap.job = Format("{}-{}", kind.name, jobs_++);
     lap.folder = options_.out + "/" + lap.job;
     std::filesystem::create_directory(lap.folder);
