@@ -334,6 +334,15 @@ class TidyTest(unittest.TestCase):
                 findings += [f"{path}: {name}" for name in empty_class.findall(text(path))]
         self.assert_none(findings, "name it for what it does")
 
+    def test_every_python_test_is_run(self):
+        run = (TOP / "tests/python/run").read_text()
+        listed = set(re.findall(r"[{,](\w+)(?=[,}])", run))
+        self.assert_none(
+            [path.name for path in sorted((TOP / "tests/python").glob("test_*.py"))
+             if path.stem.removeprefix("test_") not in listed],
+            "tests/python/run does not name it",
+        )
+
     def test_comments_name_their_subject(self):
         self.assert_none(
             [f"{path}: {line.strip()}"
