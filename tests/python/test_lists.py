@@ -164,7 +164,7 @@ def test_a_called_dataset_says_what_it_lacks(program_broker):
         fails("a", "Ragged", max_length={"token": 3, "tokens": 4, "boxes": 3})
     with pytest.raises(penstock.InvalidArgument, match="a sample has a 'tokens.length' of "):
         fails("e", "Own", max_length={"tokens": 9})
-    with pytest.raises(penstock.DataLoss, match="tokens.* has 5 items; at most 4 fit"):
+    with pytest.raises(penstock.DataLoss, match=r"tokens.* has \d items; at most 4 fit"):
         fails("b", "Ragged", max_length={"tokens": 4, "boxes": 3})
     with pytest.raises(penstock.DataLoss, match=r"shape \[2, 3\].*max_length=\{'tokens'"):
         fails("c", "Wide")
