@@ -246,9 +246,8 @@ TEST(DecodeAudioTest,
     ASSERT_TRUE(row.ok()) << row.status().message();
     EXPECT_EQ(row->length, to);
     // The same sine, but for its gain.
-    const auto wanted = [&](int i) {
-      return std::sin(2 * std::numbers::pi * hertz * i / to);
-    };
+    const double turn = 2 * std::numbers::pi * hertz / to;
+    const auto wanted = [&](int i) { return std::sin(turn * i); };
     const auto made = [&](int i) {
       return double{row->values[static_cast<size_t>(i)]};
     };
