@@ -318,7 +318,7 @@ class Comparison:
                "workload": workload, "consumers": consumers,
                "settings": self.settings[workload, consumers, peer.name],
                "runs": len(runs)}
-        padding = [run["padding"] for run in runs if run["padding"] is not None]
+        padding = [run["padding"] for run in runs if run.get("padding") is not None]
         row["padding"] = statistics.mean(padding) if padding else None
         base = self.results.get((workload, consumers, "penstock"))
         for key in ("samples_per_s", "cpu_s_per_1k", "pss_bytes",

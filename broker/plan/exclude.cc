@@ -11,9 +11,9 @@ const Declaration<ExcludeStep>& ExcludeStep::Declared() {
       Declaration<ExcludeStep>(
           "exclude",
           "All but the records of a list: a file of `penstock check --all`, or "
-          "one written by hand, with the number of a record of the source at "
-          "the beginning of each line, and what anybody wants to say of it "
-          "behind a blank. Lines that begin with # are comments.")
+          "one written by hand. Each line begins with the number of a record "
+          "of the source; anything may follow a blank. Comment lines begin with "
+          "#.")
           .Example("broken.txt")
           .Brief("a path", &ExcludeStep::records, Path())
           .Required("records", &ExcludeStep::records, Path(), "the list");

@@ -57,13 +57,11 @@ std::span<Box> BoxesAt(std::byte* bytes, size_t count) {
   return {reinterpret_cast<Box*>(bytes), count};
 }
 
-// How many items of a list are the row's.
 StatusOr<size_t> LengthIn(std::span<const std::byte> length,
                           const Feature& list) {
-  const auto count = ValueAt<int64_t>(length.data());
-  if (count >= 0 && count <= list.shape[0]) return static_cast<size_t>(count);
-  return DataLossError("'{}' has the length {}, and room for {}", list.name,
-                       count, list.shape[0]);
+  PENSTOCK_ASSIGN_OR_RETURN(const int64_t items,
+                            ItemsOf(list.name, list.shape[0], length));
+  return static_cast<size_t>(items);
 }
 
 // in: the boxes, their length if they are a list, the file if the op decodes

@@ -13,8 +13,8 @@ StatusOr<int64_t> ItemsOf(std::string_view name, int64_t room,
                           std::span<const std::byte> length) {
   const auto items = ValueAt<int64_t>(length.data());
   if (items >= 0 && items <= room) return items;
-  return DataLossError("feature '{}': its length is {}, and it has room for {}",
-                       name, items, room);
+  return DataLossError("'{}' has the length {}, and room for {}", name, items,
+                       room);
 }
 
 RowBuilder::RowBuilder(const RawSpec& raw, MapOpening* opening)

@@ -737,7 +737,7 @@ TEST_F(MapValuesTest, WhatIsBehindTheEndOfAListIsNoPartOfIt) {
   Add<int32_t>("t", {5}, {1});
   Add<int64_t>("t.length", {-1}, {});
   ASSERT_TRUE(Compile(lookup + "]").ok());
-  EXPECT_THAT(Run().message(), HasSubstr("its length is -1, and it has room"));
+  EXPECT_THAT(Run().message(), HasSubstr("has the length -1, and room"));
 }
 
 TEST_F(MapValuesTest, ConcatenateAndReshape) {
