@@ -200,6 +200,12 @@ StatusOr<FunctionOptions> FunctionsOf(const Config& config,
       !python.empty() && config.position_of.count("python") == 0) {
     functions.python = python;
   }
+  if (const std::string limit = Variable("PENSTOCK_PYTHON_TIMEOUT");
+      !limit.empty() && config.position_of.count("python_timeout") == 0) {
+    const StatusOr<uint64_t> parsed = ParseDuration(limit);
+    if (!parsed.ok()) return parsed.status().Prepend("PENSTOCK_PYTHON_TIMEOUT");
+    functions.call_timeout_ns = *parsed;
+  }
   if (functions.plugin_dir.empty()) {
     const auto folders = ParseFolders(Variable("PENSTOCK_PLUGIN_DIR"));
     if (!folders.empty()) functions.plugin_dir = folders.front();

@@ -101,7 +101,8 @@ class PythonProcess {
   }
   // Waits for the call's next answer. Errors as of Send.
   StatusOr<Answer> Receive(uint64_t timeout_ns, const Cancelled& cancelled) {
-    return Receive(timeout_ns, "(python_timeout)", cancelled);
+    return Receive(timeout_ns, "(python_timeout, PENSTOCK_PYTHON_TIMEOUT)",
+                   cancelled);
   }
   // A call with one answer, done or failed.
   StatusOr<Answer> Call(std::span<const uint64_t> numbers, uint64_t timeout_ns,

@@ -305,7 +305,8 @@ def serve(prepare, template=None):
     """template(options) -> (body of the answer to number 0, whether children can be
     forked), where the argument asks for one."""
     if GIVEN is not None:
-        return fork_on_request(socket.socket(fileno=LINK), prepare)
+        with socket.socket(fileno=LINK) as link:
+            return fork_on_request(link, prepare)
     os.dup2(2, 1)  # what users' code prints is the broker's log
     options = options_of(sys.argv[1])
     sys.path[:0] = options["python_path"]

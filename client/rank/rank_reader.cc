@@ -234,6 +234,18 @@ StatusOr<RankReader::Result> RankReader::HandOut(Batch** batch) {
   return Result::kBatch;
 }
 
+// Not inline: code that is rarely run lengthens the loop that spins.
+[[gnu::noinline]] Status RankReader::NoBatchWithin(
+    double timeout_s, Clock::duration waited) const {
+  const bool ask = !lost_ && waited >= kWorthAsking;
+  const std::string why =
+      ask ? WhatJobWaitsFor(socket_, job_, dataset_, rank_) : std::string();
+  return DeadlineExceededError(
+      "no batch for rank {} of job '{}' within {} s{}{}; `penstock status` "
+      "says what the job waits for",
+      rank_, job_, timeout_s, why.empty() ? "" : ": ", why);
+}
+
 StatusOr<RankReader::Ready> RankReader::WaitUntilReady(double timeout_s) {
   const Clock::time_point begin = Clock::now();
   const Deadline deadline = DeadlineAfter(timeout_s);
@@ -281,13 +293,7 @@ StatusOr<RankReader::Ready> RankReader::WaitUntilReady(double timeout_s) {
     }
     if (!in_time) {
       count_wait();
-      const bool ask = !lost_ && now - begin >= kWorthAsking;
-      const std::string why =
-          ask ? WhatJobWaitsFor(socket_, job_, dataset_, rank_) : std::string();
-      return DeadlineExceededError(
-          "no batch for rank {} of job '{}' within {} s{}{}; `penstock status` "
-          "says what the job waits for",
-          rank_, job_, timeout_s, why.empty() ? "" : ": ", why);
+      return NoBatchWithin(timeout_s, now - begin);
     }
     PENSTOCK_ASSIGN_OR_RETURN(what, TakeReady());
   }

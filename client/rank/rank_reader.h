@@ -143,6 +143,7 @@ class RankReader {
   StatusOr<Message> Ask(nlohmann::json request);
   StatusOr<Ready> TakeReady();
   StatusOr<Ready> WaitUntilReady(double timeout_s);
+  Status NoBatchWithin(double timeout_s, Clock::duration waited) const;
   void CountHandedOut() {
     handed_out_.store(handed_out_.load(std::memory_order_relaxed) + 1,
                       std::memory_order_relaxed);

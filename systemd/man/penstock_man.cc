@@ -70,9 +70,12 @@ std::string Page(const Command& line, const std::string& date) {
       .Item("PENSTOCK_CACHE_DIR", "",
             "Where a private broker keeps the indexes of datasets. Default: "
             "penstock in XDG_CACHE_HOME, or in ~/.cache.")
-      .Item("PENSTOCK_PYTHON_PATH, PENSTOCK_PYTHON, PENSTOCK_PLUGIN_DIR", "",
-            "The keys python_path, python and plugin_dir of penstockd(8), for "
-            "private brokers.");
+      .Item(
+          "PENSTOCK_PYTHON_PATH, PENSTOCK_PYTHON, PENSTOCK_PYTHON_TIMEOUT, "
+          "PENSTOCK_PLUGIN_DIR",
+          "",
+          "The keys python_path, python, python_timeout and plugin_dir of "
+          "penstockd(8), for private brokers.");
   page.SeeAlso("penstock-spec(5), penstockd(8)");
   return page.text();
 }

@@ -104,9 +104,12 @@ std::string DaemonPage(const std::string& date) {
       .Item("PENSTOCK_SOCKET", "",
             "Where to listen, if nothing else says so. Default: "
             "/run/penstock/penstock.sock.")
-      .Item("PENSTOCK_PYTHON_PATH, PENSTOCK_PYTHON, PENSTOCK_PLUGIN_DIR", "",
-            "As the keys python_path, python and plugin_dir, which come "
-            "before.")
+      .Item(
+          "PENSTOCK_PYTHON_PATH, PENSTOCK_PYTHON, PENSTOCK_PYTHON_TIMEOUT, "
+          "PENSTOCK_PLUGIN_DIR",
+          "",
+          "As the keys python_path, python, python_timeout and plugin_dir, "
+          "which come before.")
       .Item("PENSTOCK_CACHE_DIR", "", "As the key cache_dir.")
       .Item("PENSTOCK_SNAPSHOT_PATH", "",
             "As the key snapshot_path, which comes before.");

@@ -321,6 +321,16 @@ def test_a_sample_that_takes_too_long(modules, tmp_path):
         daemon.wait()
 
 
+def test_an_own_broker_takes_the_limit_of_a_sample_from_the_environment(
+        modules, monkeypatch):
+    monkeypatch.setenv("PENSTOCK_PYTHON_TIMEOUT", "1s")
+    dataset = of("Faulty", args={"fault": "hangs"}).batch(5)
+    with penstock.broker(workers=1, python_path=[modules]) as own:
+        with pytest.raises(penstock.Error, match=r"sample 7 .*took longer than 1.0 s"):
+            for _ in penstock.attach(dataset, socket=own.socket, timeout_s=60):
+                pass
+
+
 def test_a_process_that_ends_once_costs_no_row(attach, tmp_path):
     dataset = of("Once", args={"path": str(tmp_path / "seen")}, names=["x", "y"])
     reader = attach(dataset.batch(20))

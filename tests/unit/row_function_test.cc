@@ -393,7 +393,7 @@ TEST_F(RowFunctionTest, ACallHasALimit) {
   options_.call_timeout_ns = kSecond / 4;
   const Status status = Failure("sleeps");
   EXPECT_EQ(status.code(), StatusCode::kDeadlineExceeded);
-  EXPECT_THAT(status.message(), HasSubstr("0.2 s (python_timeout)"));
+  EXPECT_THAT(status.message(), HasSubstr("0.2 s (python_timeout,"));
   EXPECT_EQ(*RunValues({0, 2, 3}), (Numbers{0, 2, 3})) << "a new process";
 }
 
