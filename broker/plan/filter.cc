@@ -62,8 +62,8 @@ const Declaration<FilterStep>& FilterStep::Declared() {
           "records of files, `bytes` where they have any length, `path` and "
           "`class` of pictures. One that is in the records (csv, json_lines, "
           "tfrecord, webdataset, ...) is read from all of them when the "
-          "dataset is first opened, and kept in the cache folder. All that is "
-          "given has to hold.")
+          "dataset is first opened, and kept in the cache folder (of a Python "
+          "dataset, whenever it is opened). All that is given has to hold.")
           .Example("{column: label, in: [3, 5]}")
           .Optional("column", &FilterStep::column, LeftOutAt({}, ColumnName()),
                     "its name")

@@ -51,6 +51,12 @@ class PythonDataset final : public Source {
     return (of_object_ ? MakePythonBatches : MakePythonRows)(
         records_, index, std::move(cancelled));
   }
+  // Rows are made whole.
+  std::unique_ptr<Source> OfFeatures(
+      std::span<const std::string>) const override {
+    if (of_object_ || records_->iterators > 0) return nullptr;
+    return std::make_unique<PythonDataset>(*records_, processes_, of_object_);
+  }
   uint64_t wait_ns() const override { return PythonWaitNs(records_->options); }
   bool in_order() const override { return records_->iterators > 0; }
   // One worker asks all iterators.

@@ -30,6 +30,7 @@ constexpr char kCacheKind[] = "column";
 // Records of one turn of a thread, and of it at once in flight.
 constexpr uint64_t kTurn = 1 << 14;
 constexpr uint32_t kInFlight = 64;
+constexpr uint64_t kProgress = 256;  // records between two reports
 constexpr uint64_t kInFlightBytes = uint64_t{8} << 20;
 // Bytes of a file whose size is not known before it is read.
 constexpr uint64_t kFileBytes = uint64_t{1} << 20;
@@ -75,7 +76,6 @@ std::optional<Readable> FindReadable(const RawSpec& raw_spec,
   return readable;
 }
 
-// Whole records of a process are not made for a column.
 bool IsRead(const Source& source, const std::string& name) {
   const std::array names = {name};
   return FindReadable(source.raw_spec(), name) &&
@@ -342,7 +342,9 @@ class ColumnValues {
       KnownTexts known(&texts);
       const uint64_t begin = turn * turn_records;
       const uint64_t end = std::min(begin + turn_records, records_);
+      uint64_t kept = 0;
       const auto keep = [&](uint64_t record, const RawRecord& raw) {
+        if (++kept % kProgress == 0) progress->done += kProgress;
         if (readable.bytes_feature) {
           PENSTOCK_ASSIGN_OR_RETURN(places_[record],
                                     known.PlaceOf(TextIn(raw, readable)));
@@ -355,7 +357,7 @@ class ColumnValues {
       PENSTOCK_RETURN_IF_ERROR(
           made ? MakeRecords(*made, begin, end, *progress, keep)
                : ReadRecords(source, begin, end, keep));
-      progress->done += end - begin;
+      progress->done += kept % kProgress;
       return OkStatus();
     }));
     texts_ = texts.Sort(&places_);

@@ -157,8 +157,9 @@ class Source {
   };
   // nullptr: records are located and unpacked.
   virtual std::unique_ptr<Maker> MakeMaker(Cancelled) const { return nullptr; }
-  // The same records with these features, and what comes with them: cheap to
-  // make, so that `select` may go by it. nullptr: only whole records are made.
+  // The same records with these features, and what comes with them, for a pass
+  // over the values of a column. nullptr: batches are made, or records in one
+  // order.
   virtual std::unique_ptr<Source> OfFeatures(
       std::span<const std::string> /*names*/) const {
     return nullptr;

@@ -732,6 +732,16 @@ OpenedSource WebdatasetSource::Open(OpenProgress* progress) const {
         return SampleScan(*this, file, records).Run();
       }};
   for (const RecordFeature& each : features) {
+    const std::vector<std::string> members = Alternatives(each.key_or_name());
+    if (each.kind == RecordFeature::Kind::kList && !each.pointer &&
+        std::any_of(members.begin(), members.end(), [](const auto& member) {
+          return member == "json" || member.ends_with(".json");
+        })) {
+      return InvalidArgumentError(
+          "webdataset: feature '{}': member {} is text, not numbers: write "
+          "`pointer`, where it has the list (/tokens; \"\": it is the list)",
+          each.feature.name, each.key_or_name());
+    }
     if (each.kind == RecordFeature::Kind::kValues && IsNumberMember(each) &&
         !each.feature.shape.empty() && !each.pointer) {
       return InvalidArgumentError(

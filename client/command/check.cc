@@ -151,27 +151,31 @@ void PrintIndex(const DatasetIndex& index, int world_size,
        ArrayField(FieldOf(index.spec, "batch"), "by_part")) {
     batch += (batch.empty() ? "by part: " : ", ") + of_part.dump();
   }
-  line("global batch", batch.empty() ? FormatCount(index.global_batch) : batch);
+  const bool buckets = FieldOf(index.spec, "batch").contains("buckets");
+  const std::string up_to = buckets ? "at most " : "";
+  line("global batch",
+       batch.empty() ? up_to + FormatCount(index.global_batch) : batch);
   if (!index.IsStream()) {
     line("steps per epoch", FormatCount(index.steps_per_epoch));
   }
   line("epochs", index.epochs ? FormatCount(*index.epochs) : "forever");
   if (index.memory_bytes > 0) {
-    line("memory",
-         Format("{} for {}: {} (prefetch {}{} and hold {} of each rank) of {} "
-                "of {}; index {}{}",
-                FormatBytes(index.memory_bytes), Counted(world_size, "rank"),
-                Counted(count("slots"), "batch", "batches"), count("prefetch"),
-                count("prefetch_most") == count("prefetch")
-                    ? ""
-                    : Format(" to {}", count("prefetch_most")),
-                count("hold"), Counted(count("slot_rows"), "row"),
-                bytes("row_bytes"), bytes("index_bytes"),
-                index.retained_bytes == 0
-                    ? ""
-                    : Format("; rows whose batches are held for "
-                             "long {}",
-                             FormatBytes(index.retained_bytes))));
+    line(
+        "memory",
+        Format("{} for {}: {} (prefetch {}{} and hold {} of each rank) of {}{} "
+               "of {}{}; index {}{}",
+               FormatBytes(index.memory_bytes), Counted(world_size, "rank"),
+               Counted(count("slots"), "batch", "batches"), count("prefetch"),
+               count("prefetch_most") == count("prefetch")
+                   ? ""
+                   : Format(" to {}", count("prefetch_most")),
+               count("hold"), up_to, Counted(count("slot_rows"), "row"), up_to,
+               bytes("row_bytes"), bytes("index_bytes"),
+               index.retained_bytes == 0
+                   ? ""
+                   : Format("; rows whose batches are held for "
+                            "long {}",
+                            FormatBytes(index.retained_bytes))));
     if (const std::string by = TextField(index.answer, "memory_left_by");
         !by.empty()) {
       line("memory left", Format("{} by {}", bytes("memory_left_bytes"), by));
@@ -210,7 +214,8 @@ void PrintIndex(const DatasetIndex& index, int world_size,
     }
   };
   for (size_t part = 0; part < index.element_spec_by_part.size(); ++part) {
-    add(index.element_spec_by_part[part], Format(", part {}", part));
+    add(index.element_spec_by_part[part],
+        Format(", {} {}", buckets ? "bucket" : "part", part));
   }
   if (index.element_spec_by_part.empty()) add(index.element_spec, "");
   Print(stdout, "\n{}", table.ToString());

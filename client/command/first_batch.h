@@ -24,6 +24,14 @@ struct JobToTake {
   std::string state;  // "": from the beginning
 };
 
+// Whether steps begin only where the plan says: then a batch is made whole.
+template <typename Json>
+bool HasOwnSteps(const Json& spec) {
+  const Json& batch = spec.at("batch");
+  return batch.contains("buckets") || batch.contains("by_part") ||
+         spec.value("shard", "") == "file";
+}
+
 // The error of a call of the library that returned this code.
 Status LibraryError(int code);
 // Attaches as rank 0 of 1; to be detached.

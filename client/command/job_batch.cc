@@ -27,10 +27,11 @@ struct Rows {
   uint64_t epoch = 0;
   uint64_t first = 0;
   uint64_t count = 0;
+  uint64_t batch = 0;  // rows of a global batch; 0: they differ
 };
 
-// The batch before a state. Where an epoch has just begun, and with batches of
-// parts: the rows that come next.
+// The batch before a state. Where an epoch has just begun, and with steps of
+// the plan's own: the rows that come next.
 StatusOr<Rows> RowsBefore(const Json& state, const Json& spec,
                           uint64_t world_size) {
   const auto epoch = CountField(state, "epoch");
@@ -38,15 +39,15 @@ StatusOr<Rows> RowsBefore(const Json& state, const Json& spec,
   const Json& batch = FieldOf(spec, "batch");
   const auto size = CountField(batch, "size");
   const auto per_rank = CountField(batch, "per_rank");
-  const bool by_part = batch.contains("by_part");
-  if (!epoch || !row || (!size && !per_rank && !by_part)) {
+  const bool own_steps = batch.is_object() && HasOwnSteps(spec);
+  if (!epoch || !row || (!size && !per_rank && !own_steps)) {
     return InternalError("the broker's answer does not follow the protocol");
   }
   // The batch before has a size that only the plan knows.
-  if (by_part) return Rows{*epoch, *row, kBatchRowsShown};
+  if (own_steps) return Rows{*epoch, *row, kBatchRowsShown};
   const uint64_t all = size ? *size : *per_rank * world_size;
   return Rows{*epoch, *row - std::min(*row, all),
-              std::clamp<uint64_t>(all, 1, kBatchRowsShown)};
+              std::clamp<uint64_t>(all, 1, kBatchRowsShown), all};
 }
 
 std::string Base64(std::string_view bytes) {
@@ -102,16 +103,16 @@ StatusOr<Json> LastBatch(const std::string& socket, const BatchOfJob& job) {
   Json spec = Json::parse(TextField(answer, "spec"), nullptr, false);
   PENSTOCK_ASSIGN_OR_RETURN(const Rows rows,
                             RowsBefore(state, spec, job.world_size));
-  // The same rows in a batch of their own.
+  // The same rows, in a batch of their own if that leaves an epoch its rows.
   state["row"] = rows.first;
   state["owed"] = Json::array();
   state["delivery"] = "split";
-  if (!spec["batch"].contains("by_part")) {
-    spec["batch"] = {{"size", rows.count}};
+  if (rows.batch > 0) {
+    spec["batch"] = {
+        {"size", spec.contains("steps_per_epoch") ? rows.batch : rows.count}};
   }
   spec["prefetch"] = 1;
   spec["hold"] = 1;
-  spec.erase("steps_per_epoch");
   spec["epochs"] = "forever";
   SpecFile file;
   file.name = Format("job '{}'", job.job);

@@ -177,13 +177,6 @@ Status ShowRow(const PeekTask& task, const ElementSpec& features,
   return OkStatus();
 }
 
-// Steps that begin only where the plan says: then a batch is made whole.
-bool HasOwnSteps(const OrderedJson& spec) {
-  const OrderedJson& batch = spec["batch"];
-  return batch.contains("buckets") || batch.contains("by_part") ||
-         spec.value("shard", "") == "file";
-}
-
 // Makes one row a batch, in epochs of as many rows as they had: a row's place
 // in the order, and so its random numbers and its neighbour in a mixup, does
 // not depend on batches.

@@ -83,6 +83,11 @@ class Batched(Squares):
         return [(np.full((2, 3), i, np.float32), Batched.calls) for i in indices]
 
 
+class Lists(Squares):
+    def __getitem__(self, i):
+        return {"tokens": np.full(7 * i % 13, i, np.int32), "label": i % 3}
+
+
 class Faulty(Squares):
     def __init__(self, fault):
         super().__init__()
@@ -297,6 +302,24 @@ def test_a_sample_that_cannot_be_made_is_told_or_skipped(attach, request, fault,
 def test_habits_that_harm_nobody(attach, habit):
     reader = attach(of("Faulty", args={"fault": habit}, names=["x", "y"]).batch(20))
     assert reader.next()["y"].tolist() == [i * i for i in range(20)]
+
+
+def test_a_column_of_the_samples_sorts_and_selects(attach):
+    lists = of("Lists", max_length={"tokens": 20})
+    reader = attach(lists.filter("label", include=[1]).shuffle(seed=1).batch(
+        2, buckets=penstock.buckets("tokens.length", boundaries=[4, 12]),
+        last="partial"))
+    rows = []
+    for batch in reader:
+        assert batch["tokens"].shape[1] == [4, 12][batch.part]
+        for tokens, length in zip(batch["tokens"], batch.lengths("tokens")):
+            rows.append(tokens[:length].tolist())
+    assert sorted(rows) == sorted([i] * (7 * i % 13) for i in range(1, 20, 3))
+
+
+def test_a_sample_that_fails_while_a_column_is_read(attach):
+    with pytest.raises(penstock.DataLoss, match=r"(?s)column '1'.*\[7\].*seven is not wanted"):
+        attach(of("Faulty", args={"fault": "raises"}).filter("1", include=[1]).batch(2))
 
 
 def test_a_sample_that_takes_too_long(modules, tmp_path):
