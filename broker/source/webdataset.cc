@@ -244,6 +244,16 @@ bool IsNumberMember(const RecordFeature& feature) {
   return std::any_of(all.begin(), all.end(), IsNumberExtension);
 }
 
+// A value in a JSON document, or a list that is one.
+bool IsJson(const RecordFeature& feature) {
+  const std::vector<std::string> all = Alternatives(feature.key_or_name());
+  return feature.pointer ||
+         (feature.kind == RecordFeature::Kind::kList &&
+          std::all_of(all.begin(), all.end(), [](const std::string& extension) {
+            return extension == "json" || extension.ends_with(".json");
+          }));
+}
+
 // What the first samples of a file have, for a spec without features.
 class MemberProposal {
  public:
@@ -389,7 +399,7 @@ class Webdataset final : public IndexedSource {
                                          : std::vector<std::byte>());
       numbers_.push_back(IsNumberMember(each));
       room_ += RoomOf(each);
-      json_.push_back(each.pointer ? std::make_unique<JsonField>(each)
+      json_.push_back(IsJson(each) ? std::make_unique<JsonField>(each)
                                    : nullptr);
     }
   }
@@ -634,7 +644,7 @@ class Webdataset final : public IndexedSource {
     explicit JsonField(const RecordFeature& feature)
         : rows_({{feature.feature.name, FieldOf(feature)}},
                 feature.cuts ? Longer::kCut : Longer::kFail),
-          pointers_({*PointerTokens(*feature.pointer)}) {}
+          pointers_({*PointerTokens(feature.pointer.value_or(""))}) {}
 
     Status Take(std::span<const std::byte> member, std::span<std::byte> room,
                 RawRecord* raw) const {
@@ -732,16 +742,6 @@ OpenedSource WebdatasetSource::Open(OpenProgress* progress) const {
         return SampleScan(*this, file, records).Run();
       }};
   for (const RecordFeature& each : features) {
-    const std::vector<std::string> members = Alternatives(each.key_or_name());
-    if (each.kind == RecordFeature::Kind::kList && !each.pointer &&
-        std::any_of(members.begin(), members.end(), [](const auto& member) {
-          return member == "json" || member.ends_with(".json");
-        })) {
-      return InvalidArgumentError(
-          "webdataset: feature '{}': member {} is text, not numbers: write "
-          "`pointer`, where it has the list (/tokens; \"\": it is the list)",
-          each.feature.name, each.key_or_name());
-    }
     if (each.kind == RecordFeature::Kind::kValues && IsNumberMember(each) &&
         !each.feature.shape.empty() && !each.pointer) {
       return InvalidArgumentError(
