@@ -26,6 +26,7 @@ constexpr uint64_t kLengthMax = 1 << 20;
 constexpr double kPlaceMax = 1 << 24;
 // Names of labels that are ids, which may have gaps.
 constexpr int64_t kNamedIdsMax = 65536;
+constexpr uint64_t kSegmentationBytesMax = 16 << 20;  // of a picture
 constexpr char kNoClass[] = "__background__";
 
 struct Object {
@@ -33,6 +34,18 @@ struct Object {
   float area;
   uint32_t is_crowd : 1;
   uint32_t category : 31;  // its place among the ids
+  uint64_t mask;           // its number, if they are read
+};
+
+// JSON of a mask each: polygons, or an RLE.
+struct Masks {
+  std::string text;
+  std::vector<uint64_t> ends;
+
+  std::string_view operator[](uint64_t mask) const {
+    const uint64_t begin = mask == 0 ? 0 : ends[mask - 1];
+    return std::string_view(text).substr(begin, ends[mask] - begin);
+  }
 };
 
 // The pictures in the order of their ids, as pycocotools and torchvision have
@@ -42,6 +55,7 @@ struct Pictures {
   std::vector<int64_t> ids;
   std::vector<uint64_t> ends;  // of their objects
   std::vector<Object> objects;
+  Masks masks;
   std::vector<int64_t> category_ids;  // increasing
   std::vector<std::string> category_names;
 
@@ -49,35 +63,57 @@ struct Pictures {
     const uint64_t begin = picture == 0 ? 0 : ends[picture - 1];
     return std::span(objects).subspan(begin, ends[picture] - begin);
   }
+  // The JSON list of its masks.
+  uint64_t SegmentationBytes(uint64_t picture) const {
+    const std::span<const Object> of = ObjectsOf(picture);
+    uint64_t bytes = 2 + (of.empty() ? 0 : of.size() - 1);
+    for (const Object& each : of) bytes += masks[each.mask].size();
+    return bytes;
+  }
   uint64_t MemoryBytes() const {
-    return paths.MemoryBytes() + ids.capacity() * sizeof(int64_t) +
+    return masks.text.size() + masks.ends.capacity() * sizeof(uint64_t) +
+           paths.MemoryBytes() + ids.capacity() * sizeof(int64_t) +
            ends.capacity() * sizeof(uint64_t) +
            objects.capacity() * sizeof(Object);
   }
 };
 
-FeatureValues<TextField> FieldsOf(uint64_t max_length) {
+// segmentation_bytes: 0: masks are not read.
+FeatureValues<TextField> FieldsOf(uint64_t max_length,
+                                  uint64_t segmentation_bytes) {
   const auto list = [max_length](DType dtype, std::vector<int64_t> shape = {}) {
     return TextField{
         .dtype = dtype, .shape = std::move(shape), .max_length = max_length};
   };
   TextField picture;
   picture.encoded = true;
-  return {
+  FeatureValues<TextField> fields = {
       {"image", std::move(picture)},   {"boxes", list(DType::kFloat32, {4})},
       {"labels", list(DType::kInt64)}, {"area", list(DType::kFloat32)},
       {"iscrowd", list(DType::kBool)}, {"image_id", {.dtype = DType::kInt64}}};
+  if (segmentation_bytes > 0) {
+    fields.push_back({"segmentation", {.max_bytes = segmentation_bytes}});
+  }
+  return fields;
 }
-enum CocoField : size_t { kImage, kBoxes, kLabels, kArea, kIsCrowd, kImageId };
+enum CocoField : size_t {
+  kImage,
+  kBoxes,
+  kLabels,
+  kArea,
+  kIsCrowd,
+  kImageId,
+  kSegmentation
+};
 
 class Coco final : public Source {
  public:
   Coco(const CocoSource& spec, DataFile annotations, Pictures pictures,
-       uint64_t max_length, std::string left_out,
+       uint64_t max_length, uint64_t segmentation_bytes, std::string left_out,
        std::shared_ptr<const FileAccess> access)
       : spec_(spec),
         annotations_(std::move(annotations)),
-        fields_(FieldsOf(max_length), spec.longer),
+        fields_(FieldsOf(max_length, segmentation_bytes), spec.longer),
         pictures_(std::move(pictures)),
         left_out_(std::move(left_out)),
         files_(std::move(access)) {}
@@ -114,6 +150,7 @@ class Coco final : public Source {
     fingerprint.Add(std::as_bytes(std::span(pictures_.ids)));
     fingerprint.Add(std::as_bytes(std::span(pictures_.ends)));
     fingerprint.Add(std::as_bytes(std::span(pictures_.objects)));
+    fingerprint.Add(pictures_.masks.text);
     fingerprint.Add(std::as_bytes(std::span(pictures_.category_ids)));
     for (const std::string& name : pictures_.category_names) {
       fingerprint.Add(name);
@@ -156,6 +193,10 @@ class Coco final : public Source {
       fields_.EndList(objects.size(), i, row);
     }
     Put(pictures_.ids[record], &to[kImageId]);
+    if (spec_.segmentation) {
+      PENSTOCK_RETURN_IF_ERROR(
+          fields_.StoreText(Segmentation(objects), kSegmentation, row));
+    }
     fields_.Point(std::span(*scratch).first(fields_.bytes()), raw);
     (*raw)[kImage] = read.bytes;
     return OkStatus();
@@ -165,9 +206,11 @@ class Coco final : public Source {
                    std::byte* number) const override {
     const Feature& of = raw_spec()[feature].feature;
     if (raw_spec()[feature].encoded || !of.shape.empty()) return false;
-    const int64_t value =
+    const auto value =
         of.name.ends_with(kLengthSuffix)
             ? static_cast<int64_t>(pictures_.ObjectsOf(record).size())
+        : of.name.ends_with(kBytesSuffix)
+            ? static_cast<int64_t>(pictures_.SegmentationBytes(record))
             : pictures_.ids[record];
     std::memcpy(number, &value, sizeof(value));
     return true;
@@ -191,6 +234,16 @@ class Coco final : public Source {
   static void Put(const T& value, std::byte** to) {
     std::memcpy(*to, &value, sizeof(value));
     *to += sizeof(value);
+  }
+
+  // As json.dumps writes a list, but for the spaces.
+  std::string Segmentation(std::span<const Object> objects) const {
+    std::string text = "[";
+    for (const Object& each : objects) {
+      if (text.size() > 1) text += ',';
+      text += pictures_.masks[each.mask];
+    }
+    return text + "]";
   }
 
   int64_t LabelOf(const Object& object) const {
@@ -277,6 +330,7 @@ class CocoReader {
 
   Pictures& pictures() { return pictures_; }
   uint64_t max_length() const { return max_length_; }
+  uint64_t segmentation_bytes() const { return segmentation_bytes_; }
   const std::string& left_out() const { return left_out_; }
 
  private:
@@ -298,8 +352,10 @@ class CocoReader {
                                   file_.path(), file_.bytes(),
                                   kAnnotationBytesMax);
     }
-    // The text, and the paths from it.
-    PENSTOCK_RETURN_IF_ERROR(progress_->reserve(2 * file_.bytes()));
+    // The text, the paths and the masks from it.
+    PENSTOCK_RETURN_IF_ERROR(
+        progress_->reserve((spec_.segmentation ? 3 : 2) * file_.bytes()));
+    if (spec_.segmentation) pictures_.masks.text.reserve(file_.bytes());
     text_.resize(file_.bytes() + simdjson::SIMDJSON_PADDING);
     PENSTOCK_ASSIGN_OR_RETURN(
         text_bytes_,
@@ -408,7 +464,7 @@ class CocoReader {
   static constexpr std::string_view kKeys[] = {
       "images",    "annotations", "categories",  "id",
       "file_name", "image_id",    "category_id", "bbox",
-      "area",      "iscrowd",     "name"};
+      "area",      "iscrowd",     "name",        "segmentation"};
 
   // take(object, its place) of each.
   template <typename Take>
@@ -497,6 +553,7 @@ class CocoReader {
     std::array<double, 4> box = {};
     std::optional<double> area;
     bool is_crowd = false;
+    std::string_view mask = "null";
     PENSTOCK_RETURN_IF_ERROR(TakeFields(
         object, {"image_id", "category_id", "bbox"},
         [&](std::string_view key, json::value& value) {
@@ -505,6 +562,7 @@ class CocoReader {
           if (key == "category_id") return TakeWhole(value, &taken.category);
           if (key == "bbox") return TakeBox(value, &box);
           if (key == "iscrowd") return TakeTruth(value, &is_crowd);
+          if (key == "segmentation") return TakeMask(value, &mask);
           if (key != "area") return OkStatus();
           return TakeNumber(value, 0, kPlaceMax * kPlaceMax, &area.emplace());
         }));
@@ -518,10 +576,35 @@ class CocoReader {
     }
     taken.object.area = static_cast<float>(area.value_or(box[2] * box[3]));
     taken.object.is_crowd = is_crowd ? 1 : 0;
+    if (spec_.segmentation) {
+      Masks& masks = pictures_.masks;
+      PENSTOCK_RETURN_IF_ERROR(MakeRoom(&masks.ends));
+      taken.object.mask = masks.ends.size();
+      masks.text += mask;
+      masks.ends.push_back(masks.text.size());
+    }
     PENSTOCK_RETURN_IF_ERROR(MakeRoom(&annotations_));
     PENSTOCK_RETURN_IF_ERROR(MakeRoom(&places_));
     annotations_.push_back(taken);
     places_.push_back(place);
+    return OkStatus();
+  }
+
+  // Passed through: what is in it is not looked at.
+  Status TakeMask(json::value& value, std::string_view* mask) {
+    json::array polygons;
+    json::object rle;
+    if (!spec_.segmentation) return OkStatus();
+    if (auto error =
+            !value.get_array().get(polygons) ? polygons.raw_json().get(*mask)
+            : !value.get_object().get(rle)   ? rle.raw_json().get(*mask)
+                                             : simdjson::INCORRECT_TYPE) {
+      return error == simdjson::INCORRECT_TYPE
+                 ? DataLossError("wanted polygons or an RLE, found {}",
+                                 Found(value))
+                 : Broken(error);
+    }
+    *mask = mask->substr(0, mask->find_last_of("]}") + 1);
     return OkStatus();
   }
 
@@ -664,6 +747,7 @@ class CocoReader {
     Pictures all = std::exchange(pictures_, {});
     pictures_.category_ids = std::move(all.category_ids);
     pictures_.category_names = std::move(all.category_names);
+    pictures_.masks = std::move(all.masks);
     const uint64_t kept = listed_.size() - missing;
     pictures_.ids.reserve(kept);
     pictures_.ends.reserve(kept);
@@ -687,6 +771,20 @@ class CocoReader {
     }
     pictures_.paths.text.shrink_to_fit();
     pictures_.objects.shrink_to_fit();
+    pictures_.masks.text.shrink_to_fit();
+    return spec_.segmentation ? FindSegmentationBytes() : OkStatus();
+  }
+
+  Status FindSegmentationBytes() {
+    for (uint64_t i = 0; i < pictures_.ids.size(); ++i) {
+      const uint64_t bytes = pictures_.SegmentationBytes(i);
+      segmentation_bytes_ = std::max(segmentation_bytes_, bytes);
+      if (bytes <= kSegmentationBytesMax) continue;
+      return InvalidArgumentError(
+          "the picture of id {} has masks of {} bytes; at most {}, or "
+          "`segmentation: false`",
+          pictures_.ids[i], bytes, kSegmentationBytesMax);
+    }
     return OkStatus();
   }
 
@@ -708,6 +806,7 @@ class CocoReader {
   std::vector<Annotation> annotations_;
   std::vector<uint64_t> places_;  // of the annotations that are kept
   uint64_t max_length_ = 0;
+  uint64_t segmentation_bytes_ = 0;
   Pictures pictures_;
   std::string left_out_;
 };
@@ -723,13 +822,14 @@ const Declaration<CocoSource>& CocoSource::Declared() {
           .Gives(
               "image (encoded), boxes float32 [max_length, 4] with "
               "boxes.length, labels int64, area float32 and iscrowd bool "
-              "[max_length], each with its .length, image_id int64")
+              "[max_length], each with its .length, image_id int64; with "
+              "segmentation: true also its text as uint8, and "
+              "segmentation_bytes")
           .Example(
               "{annotations: instances_train2017.json, images: train2017, "
               "max_length: 100}")
           .Required("annotations", &CocoSource::annotations, Path(),
-                    "the JSON file; masks (segmentation) and keypoints in it "
-                    "are not read")
+                    "the JSON file; keypoints in it are not read")
           .Required("images", &CocoSource::images, Path(),
                     "the folder of its file_name")
           .Optional(
@@ -747,6 +847,10 @@ const Declaration<CocoSource>& CocoSource::Declared() {
               "crowd", &CocoSource::crowd,
               Words<Crowd>({{"keep", Crowd::kKeep}, {"drop", Crowd::kDrop}}),
               "the boxes around many objects (iscrowd)")
+          .Optional("segmentation", &CocoSource::segmentation,
+                    LeftOutAt(false, Bool()),
+                    "also the masks: the JSON list of each object's polygons "
+                    "or RLE, as the file has them; no step changes it")
           .Optional("max_length", &CocoSource::max_length,
                     Maybe(WholeNumber<uint64_t>(1, kLengthMax)),
                     "room for the boxes of a picture; by default the most that "
@@ -768,7 +872,7 @@ OpenedSource CocoSource::Open(OpenProgress* progress) const {
   PENSTOCK_RETURN_IF_ERROR(reader.Run());
   auto source = std::make_unique<Coco>(
       *this, std::move(file), std::move(reader.pictures()), reader.max_length(),
-      reader.left_out(), progress->access);
+      reader.segmentation_bytes(), reader.left_out(), progress->access);
   PENSTOCK_RETURN_IF_ERROR(source->AskFileSystem(io));
   return std::unique_ptr<Source>(std::move(source));
 }

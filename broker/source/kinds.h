@@ -106,6 +106,7 @@ struct CocoSource {
   Format format = Format::kXyxy;
   Labels labels = Labels::kFrom0;
   Crowd crowd = Crowd::kKeep;
+  bool segmentation = false;           // masks, too
   std::optional<uint64_t> max_length;  // absent: the most of a picture
   Longer longer = Longer::kFail;
   OnMissing on_missing = OnMissing::kError;

@@ -412,6 +412,8 @@ std::optional<size_t> KeptSteps(const DatasetSpec& spec) {
     const size_t kept = StepsToKeep(steps);
     most = std::min(most, kept - (steps.size() - spec.map.size()));
   }
+  // A copy takes no time, and would be kept twice.
+  while (most > 0 && std::holds_alternative<CopyOp>(spec.map[most - 1])) --most;
   return most;
 }
 

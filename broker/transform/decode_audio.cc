@@ -99,6 +99,37 @@ void MixDown(int64_t count, int64_t channels, float* frames) {
   }
 }
 
+Status TooLong(const DecodeAudioOp& op, std::string_view more, int64_t frames,
+               int64_t rate) {
+  return DataLossError(
+      "a sound of {}{:.6g} seconds; at most {:.6g} fit (`seconds`, or `crop`)",
+      more, static_cast<double>(frames) / static_cast<double>(rate),
+      op.seconds);
+}
+
+StatusOr<int64_t> FirstFrame(const DecodeAudioOp& op, const SoundFile& file,
+                             int64_t wanted, const AugmentationDraws& draws) {
+  using Crop = DecodeAudioOp::Crop;
+  const std::optional<int64_t> frames = file.frames();
+  if (op.crop.value_or(Crop::kStart) != Crop::kStart && !frames) {
+    return DataLossError(
+        "its header does not say how long it is: `crop: start`, or write it "
+        "anew");
+  }
+  const int64_t rest = frames.value_or(wanted) - wanted;
+  if (rest <= 0) return 0;
+  if (!op.crop) return TooLong(op, "", *frames, file.rate());
+  switch (*op.crop) {
+    case Crop::kStart:
+      return 0;
+    case Crop::kCenter:
+      return rest / 2;
+    case Crop::kRandom:
+      return draws.Choice(0, rest + 1);
+  }
+  return 0;
+}
+
 class DecodeAudioStage final : public RowStage {
  public:
   DecodeAudioStage(const DecodeAudioOp& op, int64_t room, uint32_t number)
@@ -107,83 +138,14 @@ class DecodeAudioStage final : public RowStage {
   Status Run(std::span<const std::span<const std::byte>> in,
              const AugmentationKey& key,
              std::span<std::byte* const> out) const override {
-    PENSTOCK_ASSIGN_OR_RETURN(const std::unique_ptr<SoundFile> file,
-                              SoundFile::Open(in[0]));
-    const int64_t channels = file->channels();
-    if (op_.channels && channels != *op_.channels) {
-      return DataLossError(
-          "{} channels, and the step says `channels: {}` (`mono: true` takes "
-          "any)",
-          channels, *op_.channels);
-    }
-    // So many of the file fill the room.
-    const int64_t wanted = (room_ * file->rate() + op_.rate - 1) / op_.rate;
-    PENSTOCK_ASSIGN_OR_RETURN(const int64_t first,
-                              FirstFrame(*file, wanted, {key, number_}));
-    PENSTOCK_RETURN_IF_ERROR(file->SkipTo(first));
-    RowOfFrames row(room_, op_.mono ? 1 : channels,
-                    reinterpret_cast<float*>(out[0]));
-    PENSTOCK_RETURN_IF_ERROR(row.Begin(file->rate(), op_.rate));
-    // It keeps its memory; one for each worker.
-    thread_local std::vector<float> block(kBlockValues);
-    const int64_t frames = file->frames().value_or(first + wanted) - first;
-    int64_t left = std::min(frames, wanted);
-    while (left > 0) {
-      PENSTOCK_ASSIGN_OR_RETURN(
-          const int64_t read,
-          file->Read(std::min(left, kBlockValues / channels), block.data()));
-      if (read == 0) break;
-      if (op_.mono) MixDown(read, channels, block.data());
-      PENSTOCK_RETURN_IF_ERROR(row.Add(block.data(), read));
-      left -= read;
-    }
-    if (!file->frames() && left == 0 && !op_.crop) {
-      PENSTOCK_ASSIGN_OR_RETURN(const int64_t more,
-                                file->Read(1, block.data()));
-      if (more > 0) return TooLong("more than ", wanted, file->rate());
-    }
-    if (file->frames() && left > 0) {
-      return DataLossError(
-          "truncated: it ends {} samples before its header says", left);
-    }
-    PENSTOCK_ASSIGN_OR_RETURN(const int64_t length, row.Finish());
-    if (length == 0) return DataLossError("a sound of 0 samples");
+    PENSTOCK_ASSIGN_OR_RETURN(const int64_t length,
+                              DecodeSound(op_, in[0], room_, {key, number_},
+                                          reinterpret_cast<float*>(out[0])));
     Store(length, out[1]);
     return OkStatus();
   }
 
  private:
-  StatusOr<int64_t> FirstFrame(const SoundFile& file, int64_t wanted,
-                               const AugmentationDraws& draws) const {
-    using Crop = DecodeAudioOp::Crop;
-    const std::optional<int64_t> frames = file.frames();
-    if (op_.crop.value_or(Crop::kStart) != Crop::kStart && !frames) {
-      return DataLossError(
-          "its header does not say how long it is: `crop: start`, or write it "
-          "anew");
-    }
-    const int64_t rest = frames.value_or(wanted) - wanted;
-    if (rest <= 0) return 0;
-    if (!op_.crop) return TooLong("", *frames, file.rate());
-    switch (*op_.crop) {
-      case Crop::kStart:
-        return 0;
-      case Crop::kCenter:
-        return rest / 2;
-      case Crop::kRandom:
-        return draws.Choice(0, rest + 1);
-    }
-    return 0;
-  }
-
-  Status TooLong(std::string_view more, int64_t frames, int64_t rate) const {
-    return DataLossError(
-        "a sound of {}{:.6g} seconds; at most {:.6g} fit (`seconds`, or "
-        "`crop`)",
-        more, static_cast<double>(frames) / static_cast<double>(rate),
-        op_.seconds);
-  }
-
   const DecodeAudioOp op_;
   const int64_t room_;
   const uint32_t number_;
@@ -200,6 +162,51 @@ Status CheckChannels(const YamlValue& value, DecodeAudioOp* op) {
 }
 
 }  // namespace
+
+StatusOr<int64_t> DecodeSound(const DecodeAudioOp& op,
+                              std::span<const std::byte> bytes, int64_t room,
+                              const AugmentationDraws& draws, float* out) {
+  PENSTOCK_ASSIGN_OR_RETURN(const std::unique_ptr<SoundFile> file,
+                            SoundFile::Open(bytes));
+  const int64_t channels = file->channels();
+  if (op.channels && channels != *op.channels) {
+    return DataLossError(
+        "{} channels, and the step says `channels: {}` (`mono: true` takes "
+        "any)",
+        channels, *op.channels);
+  }
+  // So many of the file fill the room.
+  const int64_t wanted = (room * file->rate() + op.rate - 1) / op.rate;
+  PENSTOCK_ASSIGN_OR_RETURN(const int64_t first,
+                            FirstFrame(op, *file, wanted, draws));
+  PENSTOCK_RETURN_IF_ERROR(file->SkipTo(first));
+  RowOfFrames row(room, op.mono ? 1 : channels, out);
+  PENSTOCK_RETURN_IF_ERROR(row.Begin(file->rate(), op.rate));
+  // It keeps its memory; one for each worker.
+  thread_local std::vector<float> block(kBlockValues);
+  const int64_t frames = file->frames().value_or(first + wanted) - first;
+  int64_t left = std::min(frames, wanted);
+  while (left > 0) {
+    PENSTOCK_ASSIGN_OR_RETURN(
+        const int64_t read,
+        file->Read(std::min(left, kBlockValues / channels), block.data()));
+    if (read == 0) break;
+    if (op.mono) MixDown(read, channels, block.data());
+    PENSTOCK_RETURN_IF_ERROR(row.Add(block.data(), read));
+    left -= read;
+  }
+  if (!file->frames() && left == 0 && !op.crop) {
+    PENSTOCK_ASSIGN_OR_RETURN(const int64_t more, file->Read(1, block.data()));
+    if (more > 0) return TooLong(op, "more than ", wanted, file->rate());
+  }
+  if (file->frames() && left > 0) {
+    return DataLossError("truncated: it ends {} samples before its header says",
+                         left);
+  }
+  PENSTOCK_ASSIGN_OR_RETURN(const int64_t length, row.Finish());
+  if (length == 0) return DataLossError("a sound of 0 samples");
+  return length;
+}
 
 const Declaration<DecodeAudioOp>& DecodeAudioOp::Declared() {
   constexpr double kSecondsMin = 0.001;

@@ -3,10 +3,13 @@
 #ifndef BROKER_TRANSFORM_DECODE_AUDIO_H_
 #define BROKER_TRANSFORM_DECODE_AUDIO_H_
 
+#include <cstddef>
 #include <cstdint>
 #include <optional>
+#include <span>
 
 #include "broker/transform/picture.h"
+#include "common/status.h"
 
 namespace penstock {
 
@@ -29,6 +32,13 @@ struct DecodeAudioOp {
   static const Declaration<DecodeAudioOp>& Declared();
   Status AddToRow(RowBuilder* row) const;
 };
+
+// What op makes of a file: room samples of each channel, of which so many are
+// the sound's, as it returns, and the rest zeros. draws: as Crop says. Errors
+// are DataLoss.
+StatusOr<int64_t> DecodeSound(const DecodeAudioOp& op,
+                              std::span<const std::byte> file, int64_t room,
+                              const AugmentationDraws& draws, float* out);
 
 }  // namespace penstock
 #endif  // BROKER_TRANSFORM_DECODE_AUDIO_H_

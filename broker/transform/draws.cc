@@ -17,7 +17,7 @@ constexpr bool kNeverDraws =
              RescaleOp, ClipOp, BucketizeOp, OneHotOp, LabelSmoothingOp,
              LookupOp, HashOp, ParseJsonOp, TokenizeOp, VectorizeTextOp,
              EncodeBytesOp, PadSequenceOp, ConcatenateOp, ReshapeOp, SelectOp,
-             DropOp, RenameOp, ConvertBoxesOp, SanitizeBoxesOp>;
+             DropOp, RenameOp, CopyOp, ConvertBoxesOp, SanitizeBoxesOp>;
 // Only whether they happen is random.
 template <typename Op>
 constexpr bool kMayHappen =
@@ -27,7 +27,7 @@ template <typename Op>
 constexpr bool kAlwaysDraws =
     kIsOneOf<Op, PythonOp, PluginOp, MixupOp, CutmixOp, ColorJitterOp,
              RandAugmentOp, TrivialAugmentOp, AugMixOp, TimmRandAugmentOp,
-             RandomErasingOp>;
+             RandomErasingOp, NoiseOp>;
 
 bool IsRandom(double probability) {
   return probability != 0 && probability != 1;

@@ -123,4 +123,60 @@ Status RenameOp::AddToRow(RowBuilder* row) const {
   return row->CheckNames();
 }
 
+const Declaration<CopyOp>& CopyOp::Declared() {
+  static const auto each =
+      ValueOfEachFeature(OneOrList(Name(), "a name", kFeaturesMax));
+  static const ValueType<FeatureValues<std::vector<std::string>>> names = {
+      Format("a mapping of 1 to {} names, OLD: NEW, or OLD: [NEW, ...]",
+             kFeaturesMax),
+      each.read, each.write};
+  static const auto declared =
+      Declaration<CopyOp>("copy",
+                          "Features once more under other names: steps on "
+                          "each have random numbers of their own.")
+          .Gives("a row → the same, and behind each feature its copies")
+          .Example("{features: {image: view_2}}")
+          .Required("features", &CopyOp::features, names,
+                    "{OLD: NEW, ...}, or a list of new names; each takes a "
+                    "copy of its OLD_bytes or OLD.length along");
+  return declared;
+}
+
+Status CopyOp::AddToRow(RowBuilder* row) const {
+  struct Copied {
+    PathBuilder* from;
+    std::vector<PathBuilder*> copies;
+  };
+  std::vector<Copied> all;
+  for (const auto& [from, names] : features) {
+    PENSTOCK_ASSIGN_OR_RETURN(PathBuilder* const path, row->Find(from));
+    PathBuilder* const length = row->LengthOf(*path);
+    const char* const suffix =
+        row->IsList(*path) ? kLengthSuffix : kBytesSuffix;
+    Copied& copied = all.emplace_back(Copied{path, {}});
+    // The last first, as each is put behind the original.
+    for (auto name = names.rbegin(); name != names.rend(); ++name) {
+      if (length != nullptr) {
+        PENSTOCK_RETURN_IF_ERROR(row->Copy(length, *name + suffix).status());
+      }
+      PENSTOCK_ASSIGN_OR_RETURN(PathBuilder* const copy,
+                                row->Copy(path, *name));
+      copied.copies.insert(copied.copies.begin(), copy);
+    }
+  }
+  // Boxes that are copied with their picture are those of its copy.
+  for (const Copied& boxes : all) {
+    const auto picture =
+        std::find_if(all.begin(), all.end(), [&](const Copied& each) {
+          return each.from == boxes.from->boxes_of();
+        });
+    if (picture == all.end()) continue;
+    for (size_t i = 0;
+         i < std::min(boxes.copies.size(), picture->copies.size()); ++i) {
+      boxes.copies[i]->BeBoxesOf(picture->copies[i]);
+    }
+  }
+  return row->CheckNames();
+}
+
 }  // namespace penstock

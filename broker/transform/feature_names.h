@@ -1,5 +1,5 @@
-// map: select, drop, rename. Which features a row has, in which order, under
-// which names. A text goes with the number of its bytes, NAME_bytes.
+// map: select, drop, rename, copy. Which features a row has, in which order,
+// under which names. A text goes with the number of its bytes, NAME_bytes.
 #ifndef BROKER_TRANSFORM_FEATURE_NAMES_H_
 #define BROKER_TRANSFORM_FEATURE_NAMES_H_
 
@@ -34,6 +34,15 @@ struct RenameOp {
   bool operator==(const RenameOp&) const = default;
 
   static const Declaration<RenameOp>& Declared();
+  Status AddToRow(RowBuilder* row) const;
+};
+
+struct CopyOp {
+  // From, and the names of its copies.
+  std::vector<std::pair<std::string, std::vector<std::string>>> features;
+  bool operator==(const CopyOp&) const = default;
+
+  static const Declaration<CopyOp>& Declared();
   Status AddToRow(RowBuilder* row) const;
 };
 

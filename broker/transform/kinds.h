@@ -22,12 +22,13 @@
 #include "broker/transform/erase.h"
 #include "broker/transform/feature_names.h"
 #include "broker/transform/mixup.h"
+#include "broker/transform/noise.h"
 #include "broker/transform/normalize.h"
 #include "broker/transform/numbers.h"
 #include "broker/transform/policies.h"
 #include "broker/transform/resize.h"
-#include "broker/transform/spectrogram.h"
 #include "broker/transform/row_function.h"
+#include "broker/transform/spectrogram.h"
 #include "broker/transform/text_tokens.h"
 #include "broker/transform/texts.h"
 #include "broker/transform/timm_augment.h"
@@ -40,6 +41,7 @@ using TransformSpec = std::variant<  //
     DecodeImageOp,                   //
     DecodeAudioOp,                   //
     GainOp,                          //
+    NoiseOp,                         //
     MelSpectrogramOp,                //
     MaskSpectrogramOp,               //
     CropOp,                          //
@@ -84,6 +86,7 @@ using TransformSpec = std::variant<  //
     SelectOp,                        //
     DropOp,                          //
     RenameOp,                        //
+    CopyOp,                          //
     MixupOp,                         //
     CutmixOp,                        //
     PythonOp,                        //

@@ -202,6 +202,17 @@ Status PathBuilder::CheckIntegers(std::string_view remedy) const {
                               feature_.ToString(), remedy);
 }
 
+Status PathBuilder::CheckSound() const {
+  PENSTOCK_RETURN_IF_ERROR(CheckDecoded());
+  if (feature_.dtype == DType::kFloat32 && feature_.shape.size() == 1) {
+    return OkStatus();
+  }
+  return InvalidArgumentError(
+      "wants float32 [samples], found {}; decode_audio with `mono: true` makes "
+      "them",
+      feature_.ToString());
+}
+
 Status PathBuilder::CheckPicture(std::string_view op) const {
   PENSTOCK_RETURN_IF_ERROR(CheckImage());
   PENSTOCK_RETURN_IF_ERROR(CheckUint8(op));
@@ -352,6 +363,17 @@ void PathBuilder::FlushPixelPass() {
   stages_.back()->out_bytes = feature_.RowBytes();
   pass_.reset();
   open_ = nullptr;
+}
+
+Status PathBuilder::Settle(size_t slot,
+                           std::vector<std::unique_ptr<Stage>>* stages) {
+  RawFeature form;
+  PENSTOCK_RETURN_IF_ERROR(Finish(true, stages, &form));
+  feature_ = std::move(form.feature);
+  open_ = nullptr;
+  stages_.clear();
+  if (!stages->empty()) slot_ = slot;
+  return OkStatus();
 }
 
 Status PathBuilder::Finish(bool for_step,

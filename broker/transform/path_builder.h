@@ -109,6 +109,19 @@ class PathBuilder {
         feature_(raw.feature),
         encoded_(raw.encoded) {}
 
+  // A copy of one that was settled.
+  PathBuilder(const PathBuilder& of, std::string name)
+      : name_(name),
+        slot_(of.slot_),
+        opening_(of.opening_),
+        feature_(of.feature_),
+        encoded_(of.encoded_),
+        channels_first_(of.channels_first_),
+        is_list_(of.is_list_),
+        boxes_of_(of.boxes_of_) {
+    feature_.name = std::move(name);
+  }
+
   // Its name in the record, for messages while the row is made.
   const std::string& name() const { return name_; }
   size_t slot() const { return slot_; }
@@ -150,6 +163,8 @@ class PathBuilder {
   Status CheckNumbers() const;
   Status CheckFloats(std::string_view remedy) const;
   Status CheckIntegers(std::string_view remedy) const;
+  // float32 [samples].
+  Status CheckSound() const;
   // A picture of bytes, gray or of three channels.
   Status CheckPicture(std::string_view op) const;
   // A pixel of the fill of an op's mask.
@@ -185,6 +200,8 @@ class PathBuilder {
   // The same bytes in another shape.
   void Reshape(std::vector<int64_t> shape);
   void Rename(std::string name) { feature_.name = std::move(name); }
+  // Takes the stages so far, which make what lies in this slot from now on.
+  Status Settle(size_t slot, std::vector<std::unique_ptr<Stage>>* stages);
   // Called at the end. for_step: of a step of several features.
   // InvalidArgument: too much memory between stages.
   Status Finish(bool for_step, std::vector<std::unique_ptr<Stage>>* stages,
@@ -196,7 +213,7 @@ class PathBuilder {
   uint32_t Part() const { return kFirstStep + opening_->step; }
 
   const std::string name_;
-  const size_t slot_;
+  size_t slot_;
   MapOpening* const opening_;
   Feature feature_;
   bool encoded_;

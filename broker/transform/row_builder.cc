@@ -92,6 +92,11 @@ bool RowBuilder::IsList(const PathBuilder& path) const {
          length->feature().name == path.feature().name + kLengthSuffix;
 }
 
+std::vector<PathBuilder*> RowBuilder::WithLength(PathBuilder* path) const {
+  if (!IsList(*path)) return {path};
+  return {path, LengthOf(*path)};
+}
+
 void RowBuilder::Keep(const std::vector<PathBuilder*>& kept) {
   std::vector<std::unique_ptr<PathBuilder>> paths;
   for (const PathBuilder* each : kept) {
@@ -101,6 +106,20 @@ void RowBuilder::Keep(const std::vector<PathBuilder*>& kept) {
     if (each != nullptr) former_.push_back(std::move(each));
   }
   paths_ = std::move(paths);
+}
+
+StatusOr<PathBuilder*> RowBuilder::Copy(PathBuilder* path, std::string name) {
+  Path made = {.name = path->name(), .from = path->slot(), .to = slots_};
+  PENSTOCK_RETURN_IF_ERROR(path->Settle(slots_, &made.stages));
+  if (!made.stages.empty()) {
+    ++slots_;
+    plan_.actions.push_back({std::move(made), {}});
+  }
+  auto copy = std::make_unique<PathBuilder>(*path, std::move(name));
+  PathBuilder* const found = copy.get();
+  paths_.insert(paths_.begin() + static_cast<ptrdiff_t>(PlaceOf(path)) + 1,
+                std::move(copy));
+  return found;
 }
 
 Status RowBuilder::AddStep(const std::vector<PathBuilder*>& taken,

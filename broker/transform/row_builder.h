@@ -106,9 +106,14 @@ class RowBuilder {
   PathBuilder* LengthOf(const PathBuilder& path) const;
   // It has a NAME.length.
   bool IsList(const PathBuilder& path) const;
+  // It, and its NAME.length if it is a list.
+  std::vector<PathBuilder*> WithLength(PathBuilder* path) const;
 
   // The row gets these features, in this order.
   void Keep(const std::vector<PathBuilder*>& kept);
+  // A feature of the same bytes behind it, of this name. CheckNames is to
+  // follow.
+  StatusOr<PathBuilder*> Copy(PathBuilder* path, std::string name);
   // Replaces the features `taken` by `put`, at the place of the first.
   // decodes: they are files; else InvalidArgument, as where the row then has
   // two features of one name, or too many. beside: slots of the record, which

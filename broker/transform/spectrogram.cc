@@ -235,12 +235,6 @@ Status CheckMel(const YamlValue& value, MelSpectrogramOp* op) {
   return OkStatus();
 }
 
-// A list's length, if it is one.
-std::vector<PathBuilder*> WithLength(const RowBuilder& row, PathBuilder* path) {
-  if (!row.IsList(*path)) return {path};
-  return {path, row.LengthOf(*path)};
-}
-
 class MaskStage final : public RowStage {
  public:
   MaskStage(const MaskSpectrogramOp& op, Feature made, uint32_t number)
@@ -386,13 +380,7 @@ Status MelSpectrogramOp::AddToRow(RowBuilder* row) const {
                             row->FindAll(feature));
   for (PathBuilder* const path : found) {
     const Feature& sound = path->feature();
-    PENSTOCK_RETURN_IF_ERROR(path->CheckDecoded());
-    if (sound.dtype != DType::kFloat32 || sound.shape.size() != 1) {
-      return InvalidArgumentError(
-          "wants float32 [samples], found {}; decode_audio with `mono: true` "
-          "makes them",
-          sound.ToString());
-    }
+    PENSTOCK_RETURN_IF_ERROR(path->CheckSound());
     auto stage = std::make_unique<MelStage>(*this, sound.name, sound.shape[0]);
     const int64_t frames = stage->Frames(sound.shape[0]);
     if (frames == 0) {
@@ -400,7 +388,7 @@ Status MelSpectrogramOp::AddToRow(RowBuilder* row) const {
           "a row of {} samples has room for no spectrum of {}", sound.shape[0],
           fft);
     }
-    const std::vector<PathBuilder*> taken = WithLength(*row, path);
+    const std::vector<PathBuilder*> taken = row->WithLength(path);
     ElementSpec made = {{sound.name, DType::kFloat32, {frames, mels}}};
     if (taken.size() > 1) made.push_back(taken[1]->feature());
     PENSTOCK_RETURN_IF_ERROR(row->AddStep(taken, made, std::move(stage)));
@@ -448,7 +436,7 @@ Status MaskSpectrogramOp::AddToRow(RowBuilder* row) const {
           "wants float32 [frames, mels], found {}; mel_spectrogram makes it",
           made.ToString());
     }
-    const std::vector<PathBuilder*> taken = WithLength(*row, path);
+    const std::vector<PathBuilder*> taken = row->WithLength(path);
     ElementSpec put = {made};
     if (taken.size() > 1) put.push_back(taken[1]->feature());
     PENSTOCK_RETURN_IF_ERROR(row->AddStep(

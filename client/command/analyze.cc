@@ -109,7 +109,16 @@ class Steps {
         if (ended_.erase(from) > 0) ended_.insert(to.get<std::string>());
       }
     }
-    if (name == "rename" || name == "select") {
+    if (name == "copy") {
+      for (const auto& [from, copies] : op["features"].items()) {
+        if (ended_.contains(from)) {
+          for (const auto& each : copies) {
+            ended_.insert(each.get<std::string>());
+          }
+        }
+      }
+    }
+    if (name == "rename" || name == "copy" || name == "select") {
       Keep(name, std::move(op), number);
       return true;
     }

@@ -41,13 +41,13 @@ struct FilterOptions {
 // Steps of `map` that make the same of a record in each epoch. Of others, and
 // of those that are not known here, the function would judge one of many rows.
 bool IsAlwaysTheSame(const std::string& name, const OrderedJson& op) {
-  static constexpr std::array<std::string_view, 22> kNames = {
-      "resize",         "pad",         "normalize",   "cast",
-      "rescale",        "clip",        "bucketize",   "one_hot",
-      "lookup",         "hash",        "parse_json",  "label_smoothing",
-      "reshape",        "select",      "concatenate", "pad_sequence",
-      "drop",           "rename",      "plugin",      "tokenize",
-      "vectorize_text", "encode_bytes"};
+  static constexpr std::array<std::string_view, 24> kNames = {
+      "resize",         "pad",          "normalize",   "cast",
+      "rescale",        "clip",         "bucketize",   "one_hot",
+      "lookup",         "hash",         "parse_json",  "label_smoothing",
+      "reshape",        "select",       "concatenate", "pad_sequence",
+      "drop",           "rename",       "plugin",      "tokenize",
+      "vectorize_text", "encode_bytes", "copy",        "mel_spectrogram"};
   if (name == "decode_image" || name == "crop") {
     const OrderedJson& crop =
         name == "crop" ? op : op.value("crop", OrderedJson::object());

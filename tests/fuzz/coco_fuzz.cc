@@ -78,6 +78,9 @@ void CheckSource(const CocoSource& spec) {
                   static_cast<uint64_t>(labels[b]) < names.size(),
               "a label has a name");
     }
+    Require(!spec.segmentation || Values<int64_t>(raw[11])[0] <=
+                                      static_cast<int64_t>(raw[10].size()),
+            "the masks fit");
     const int64_t id = Values<int64_t>(raw[9])[0];
     Require(i == 0 || id > last_id, "pictures come by their ids");
     last_id = id;
@@ -92,6 +95,8 @@ void Check(std::string_view text) {
   spec.format = CocoSource::Format::kXywh;
   spec.labels = CocoSource::Labels::kIds;
   spec.on_missing = OnMissing::kSkip;
+  CheckSource(spec);
+  spec.segmentation = true;
   CheckSource(spec);
   spec.format = CocoSource::Format::kXyxy;
   spec.labels = CocoSource::Labels::kFrom1;

@@ -1,6 +1,7 @@
 """Sounds: the samples that soundfile reads and the soxr package resamples, in folders,
 tar files and lists, padded and ragged; another number of channels, a longer file and a
-file that is no sound are errors that name the file."""
+file that is no sound are errors that name the file, also one of noise, which is added at a
+ratio."""
 
 import io
 import tarfile
@@ -143,3 +144,31 @@ def test_what_is_no_sound_is_told_with_its_file(attach, tmp_path):
     dataset = penstock.Dataset.audio_folder(tmp_path, labels="none").map(STEP).batch(1)
     with pytest.raises(penstock.DataLoss, match="a.wav.*not a WAV, FLAC, MP3"):
         attach(dataset).next()
+
+
+def test_noise_at_a_ratio(attach, tmp_path, sounds):
+    noise = np.random.default_rng(2).normal(0, 0.1, 10 * RATE)
+    soundfile.write(tmp_path / "noise.flac", noise, RATE)
+    plain = penstock.Dataset.audio_folder(tmp_path / "sounds").map(STEP).batch(12)
+    noisy = plain.map(penstock.noise(tmp_path / "noise.flac", RATE, [3, 9]))
+    before = attach(plain, job="plain").next()
+    ratios = set()
+    for batch in attach(noisy.repeat(3), job="noisy"):
+        for row, length in enumerate(batch.lengths("audio")):
+            sound = before["audio"][row, :length].astype(float)
+            added = batch["audio"][row, :length] - sound
+            ratio = 10 * np.log10((sound ** 2).sum() / (added ** 2).sum())
+            assert 3 - 1e-3 <= ratio <= 9 + 1e-3
+            assert not batch["audio"][row, length:].any()
+            ratios.add(round(float(ratio), 4))
+    assert len(ratios) > 30
+
+
+@pytest.mark.parametrize("name, words", [("a.wav", "not a WAV, FLAC, MP3"),
+                                         ("gone.wav", "no such file")])
+def test_what_is_no_noise_is_told_with_its_file(attach, tmp_path, sounds, name, words):
+    (tmp_path / "a.wav").write_bytes(b"GIF89a")
+    dataset = penstock.Dataset.audio_folder(tmp_path / "sounds").map(
+        STEP, penstock.noise(tmp_path / name, RATE, [3, 9])).batch(1)
+    with pytest.raises(penstock.Error, match=f"noise: .*{name}.*{words}"):
+        attach(dataset)

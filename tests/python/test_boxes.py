@@ -174,3 +174,17 @@ def test_a_row_without_boxes_and_a_single_box(attach, tmp_path):
 def test_what_is_wrong_is_told(attach, coco, steps, message):
     with pytest.raises(penstock.InvalidArgument, match=message):
         attach(penstock.Dataset.coco(*coco).map(*steps).batch(2))
+
+
+def test_masks_as_the_file_has_them(attach, tmp_path):
+    polygons, rle = [[1, 2, 9.5, 2, 9.5, 8]], {"counts": "<X91^1", "size": [20, 30]}
+    Image.fromarray(np.zeros((20, 30, 3), np.uint8)).save(tmp_path / "a.png")
+    path = write(tmp_path, "instances.json", {
+        "images": [{"id": 4, "file_name": "a.png"}], "categories": [{"id": 1, "name": "a"}],
+        "annotations": [{"image_id": 4, "category_id": 1, "bbox": [1, 2, 3, 4],
+                         "segmentation": each} for each in (polygons, rle)]})
+    dataset = penstock.Dataset.coco(path, tmp_path, segmentation=True).map(
+        penstock.decode_image(16)).batch(1)
+    batch = attach(dataset).next()
+    text = batch["segmentation"][0, :batch["segmentation_bytes"][0]].tobytes()
+    assert json.loads(text) == [polygons, rle]

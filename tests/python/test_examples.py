@@ -85,3 +85,13 @@ def test_ddp_goes_on_with_other_ranks(tmp_path):
     # 235 steps an epoch; the checkpoint is of the hundredth.
     assert "2 ranks, 135 steps" in output
     assert accuracies(output)[0] > 0.75
+
+
+def test_the_example_of_speech():
+    pytest.importorskip("torch")
+    if len(list(pathlib.Path("/usr/share/asterisk/sounds").glob("*/digits"))) < 5:
+        pytest.skip("no asterisk-core-sounds-*-wav of Debian")
+    code, output = run("--ranks", "1", "--", "python3", "speech.py", "--epochs", "3")
+    assert code == 0
+    assert "5 languages, 556 recordings" in output
+    assert accuracies(output)[0] > 0.85

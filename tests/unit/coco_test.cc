@@ -153,6 +153,56 @@ TEST_F(CocoTest, FormatLabelsAndCrowdAreAsSaid) {
   EXPECT_THAT(Open(spec)->class_names(), IsEmpty());
 }
 
+TEST_F(CocoTest, MasksArePassedThrough) {
+  auto spec = Lists(kAnnotations);
+  spec.segmentation = true;
+  const auto masks = [&](uint64_t record) {
+    const auto source = Open(spec);
+    const std::string read = "x";
+    std::vector<std::byte> scratch;
+    RawRecord raw;
+    int64_t bytes = 0, known = 0;
+    EXPECT_TRUE(source
+                    ->Unpack(record, {std::as_bytes(std::span(read)), {}},
+                             &scratch, &raw)
+                    .ok());
+    std::memcpy(&bytes, raw[11].data(), sizeof(bytes));
+    EXPECT_TRUE(
+        source->KnownNumber(record, 11, reinterpret_cast<std::byte*>(&known)));
+    EXPECT_EQ(known, bytes);
+    return std::string(reinterpret_cast<const char*>(raw[10].data()),
+                       static_cast<size_t>(bytes));
+  };
+  EXPECT_EQ(masks(0), "[null]");
+  EXPECT_EQ(masks(1), R"([[[1, 2, 3, 4]],{"counts": [1], "size": [4, 3]}])");
+  EXPECT_EQ(masks(2), "[]");
+  // Room for the most that one has.
+  EXPECT_EQ(Open(spec)->raw_spec()[10].feature.ToString(),
+            Format("segmentation uint8 [{}]", masks(1).size()));
+  const std::string with = Open(spec)->fingerprint();
+  spec.crowd = CocoSource::Crowd::kDrop;
+  EXPECT_EQ(masks(1), "[[[1, 2, 3, 4]]]");
+  spec.crowd = CocoSource::Crowd::kKeep;
+  spec.max_length = 1;
+  spec.longer = Longer::kCut;
+  EXPECT_EQ(masks(1), "[[[1, 2, 3, 4]]]");
+  spec.segmentation = false;
+  EXPECT_EQ(Open(spec)->raw_spec().size(), 10u);
+  EXPECT_NE(Open(spec)->fingerprint(), with);
+  spec = One(R"("bbox": [1, 2, 3, 4], "segmentation": 3)");
+  EXPECT_EQ(Records(spec).size(), 3u);
+  spec.segmentation = true;
+  EXPECT_THAT(OpenFails(spec, StatusCode::kDataLoss),
+              HasSubstr("annotations[0]: segmentation: wanted polygons or an "
+                        "RLE, found '3'"));
+  // A picture that is left out leaves the others theirs.
+  spec = Lists(kAnnotations);
+  spec.segmentation = true;
+  spec.on_missing = OnMissing::kSkip;
+  fs::remove(folder_ + "/pictures/a.jpg");
+  EXPECT_EQ(masks(0), R"([[[1, 2, 3, 4]],{"counts": [1], "size": [4, 3]}])");
+}
+
 TEST_F(CocoTest, ABoundThatCuts) {
   auto spec = Lists(kAnnotations);
   spec.max_length = 1;
@@ -300,7 +350,7 @@ TEST_F(CocoTest, MemoryIsPromisedBeforeItIsTaken) {
   const auto source = OpenSource(spec, &progress);
   ASSERT_TRUE(source.ok()) << source.status().message();
   EXPECT_EQ(progress.done.load(), 20006u);
-  EXPECT_LE((*source)->memory_bytes(), 20000u * 24 + 3 * (16 + 8 + 8));
+  EXPECT_LE((*source)->memory_bytes(), 20000u * 32 + 3 * (16 + 8 + 8));
   EXPECT_GE(promised, (*source)->memory_bytes() + 2 * annotations.size());
   progress.reserve = [](uint64_t) { return ResourceExhaustedError("full"); };
   EXPECT_EQ(OpenSource(spec, &progress).status().code(),

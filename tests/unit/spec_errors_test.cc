@@ -260,7 +260,7 @@ std::string OnX(const Kind& kind) {
   Json& keys = step.at(name);
   if (name == "concatenate") keys["features"] = {"x", "y"};
   if (name == "select" || name == "drop") keys["features"] = {"x"};
-  if (name == "rename") keys["features"] = {{"x", "z"}};
+  if (name == "rename" || name == "copy") keys["features"] = {{"x", "z"}};
   if (name == "reshape") keys["shape"] = {-1};
   if (name == "blur") keys["kernel"] = 3;
   if (keys.contains("feature")) keys["feature"] = "x";
@@ -293,9 +293,9 @@ TEST(SpecErrorsTest, EveryStepOnEveryDTypeAndShape) {
       }
     }
     // Those that take what this test has none of.
-    const std::set<std::string> other = {"decode_image", "decode_audio",
-                                         "tokenize",     "sanitize_boxes",
-                                         "python",       "plugin"};
+    const std::set<std::string> other = {
+        "decode_image",   "decode_audio", "noise", "tokenize",
+        "sanitize_boxes", "python",       "plugin"};
     EXPECT_EQ(accepted, !other.contains(name)) << step;
   }
 }
@@ -347,6 +347,13 @@ constexpr Case kMapCases[] = {
      "mask_spectrogram", "wants float32 [frames, mels], found image uint8"},
     {"mask_spectrogram", "mask_spectrogram: {share: 1.5}",
      "mask_spectrogram.share", "from 0 to 1"},
+    {"noise",
+     "noise: {files: gone.wav, rate: 8000, snr: [0, 9], feature: real}",
+     "noise", "wants float32 [samples], found real float32 [8, 8, 3]"},
+    {"noise", "noise: {files: gone.wav, rate: 8000, snr: [0, 9], feature: x}",
+     "noise", "gone.wav"},
+    {"noise", "noise: {files: a.wav, rate: 8000, snr: [9, 0]}", "noise.snr",
+     "9 is above 0"},
     {"gain", "gain: {decibels: 3, feature: image}", "gain",
      "wants float32, found image uint8"},
     {"gain", "gain: {decibels: [3, 2]}", "gain.decibels", "3 is above 2"},
@@ -703,6 +710,12 @@ constexpr Case kMapCases[] = {
     {"rename", "rename: {features: [x, y]}", "rename.features", "OLD: NEW"},
     {"rename", "rename: {features: {x: 'a b'}}", "rename.features.x",
      "a name of 1 to 64 letters"},
+    {"copy", "copy: {features: {x: []}}", "copy.features.x",
+     "a list of 1 to 64"},
+    {"copy", "copy: {features: {x: [z, z]}}", "copy",
+     "two features are then named 'z'"},
+    {"copy", "copy: {features: {gone: z}}", "copy", "no feature 'gone'"},
+    {"copy", "copy: {features: [x, z]}", "copy.features", "OLD: [NEW, ...]"},
     {"python", "python: {function: rotate}", "python.function",
      "package.module:function"},
     {"python", "python: {function: 'a:b'}", "python: a:b", "python_path"},

@@ -123,6 +123,7 @@ class Dataset:
     @classmethod
     def coco(cls, annotations: Path, images: Path, *, format: Optional[str] = None,
              labels: Optional[str] = None, crowd: Optional[str] = None,
+             segmentation: Optional[bool] = None,
              max_length: Optional[int] = None, longer: Optional[str] = None,
              on_missing: Optional[str] = None, io: Optional[str] = None,
              name: Optional[str] = None) -> "Dataset":
@@ -132,13 +133,15 @@ class Dataset:
         int64, ``area`` float32 and ``iscrowd`` bool [max_length], each with its
         ``.length``, and ``image_id`` int64 []. ``format``: "xyxy" or "xywh".
         ``labels``: categories numbered in the order of their ids, "from_0", "from_1"
-        (0 is the background) or the "ids". ``crowd``: "keep" or "drop". ``max_length``:
+        (0 is the background) or the "ids". ``crowd``: "keep" or "drop".
+        ``segmentation``: also the masks, uint8 [n] and ``segmentation_bytes``: the JSON
+        list of each object's polygons or RLE, as pycocotools takes them. ``max_length``:
         room for boxes (the most of a picture); ``longer``: "fail" or "cut" more.
         ``on_missing``: as in ``image_list``."""
         return cls._of("coco", given(
             annotations=absolute(annotations), images=absolute(images), format=format,
-            labels=labels, crowd=crowd, max_length=max_length, longer=longer,
-            on_missing=on_missing, io=io), name)
+            labels=labels, crowd=crowd, segmentation=segmentation,
+            max_length=max_length, longer=longer, on_missing=on_missing, io=io), name)
 
     @classmethod
     def idx(cls, images: Path, labels: Optional[Path] = None, *,

@@ -14,8 +14,8 @@ import os
 from typing import Any, Callable, Dict, Mapping, Optional, Sequence, Union
 
 from penstock.arguments import check_module
-from penstock.spec_values import (Fill, Interval, Names, Path, PerChannel, Size,
-                                  absolute, dtype_name, features_of, given,
+from penstock.spec_values import (Files, Fill, Interval, Names, Path, PerChannel, Size,
+                                  absolute, absolute_files, dtype_name, features_of, given,
                                   optional_dtype)
 
 
@@ -159,6 +159,17 @@ def gain(decibels: Union[float, Sequence[float]],
     """float32 -> the same, louder or less loud by a number of ``decibels`` drawn from
     [low, high], or [-decibels, decibels]; not clipped. ``feature`` ("audio")."""
     return _operation("gain", decibels=decibels, feature=feature)
+
+
+def noise(files: Files, rate: int, snr: Sequence[float], *,
+          probability: Optional[float] = None,
+          feature: Optional[Names] = None) -> Operation:
+    """float32 [samples] -> the same, with a random part of one of the recorded noises in
+    ``files`` (paths, globs) added: torchaudio's ``add_noise`` at a ratio drawn from ``snr``
+    [low, high], in decibels, with ``probability`` (1). ``rate``: of the samples, Hz;
+    ``feature`` ("audio")."""
+    return _operation("noise", files=absolute_files(files), rate=rate, snr=snr,
+                      probability=probability, feature=feature)
 
 
 def crop(how: Union[str, Mapping[str, Any]], size: Size,
@@ -642,6 +653,12 @@ def drop(features: Names) -> Operation:
 def rename(features: Mapping[str, str]) -> Operation:
     """Gives features other names, {old: new}; a text takes its NAME_bytes along."""
     return _operation("rename", features=features)
+
+
+def copy(features: Mapping[str, Union[str, Sequence[str]]]) -> Operation:
+    """Features once more under other names, {old: new} or {old: [new, ...]}: two views of
+    a picture that is decoded once, and steps on each with random numbers of their own."""
+    return _operation("copy", features=features)
 
 
 def python(function: Union[str, Callable[..., Mapping[str, Any]]],
