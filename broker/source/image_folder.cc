@@ -37,18 +37,25 @@ class ImageFolder final : public Source {
   // are masks.
   ImageFolder(const char* feature, std::optional<MaskFolder> masks,
               Folder pictures, Folder mask_folder, std::string left_out,
-              std::shared_ptr<const FileAccess> access)
+              uint64_t path_room, std::shared_ptr<const FileAccess> access)
       : pictures_(std::move(pictures)),
         masks_(std::move(masks)),
         mask_folder_(std::move(mask_folder)),
         left_out_(std::move(left_out)),
+        path_room_(path_room),
         raw_spec_({RawFeature{{feature, DType::kUint8, {}}, true}}),
         files_(std::move(access)) {
     const size_t classes = pictures_.index.classes.size();
     labels_.resize(classes);
     std::iota(labels_.begin(), labels_.end(), int64_t{0});
     if (masks_) raw_spec_.push_back({{"mask", DType::kUint8, {}}, true});
-    if (classes > 0) raw_spec_.push_back({{"label", DType::kInt64, {}}, false});
+    if (classes > 0) raw_spec_.push_back({{kLabel, DType::kInt64, {}}, false});
+    if (path_room_ > 0) {
+      raw_spec_.push_back(
+          {{"path", DType::kUint8, {static_cast<int64_t>(path_room_)}}, false});
+      raw_spec_.push_back(
+          {{std::string("path") + kBytesSuffix, DType::kInt64, {}}, false});
+    }
   }
 
   Status AskFileSystem(Io io) { return files_.Ask(Describe(0), io); }
@@ -78,7 +85,8 @@ class ImageFolder final : public Source {
     files_.Locate(&mask);
   }
 
-  Status Unpack(uint64_t record, const ReadBytes& read, std::vector<std::byte>*,
+  Status Unpack(uint64_t record, const ReadBytes& read,
+                std::vector<std::byte>* scratch,
                 RawRecord* raw) const override {
     raw->clear();
     raw->push_back(masks_ ? read.Part(0) : read.bytes);
@@ -93,12 +101,12 @@ class ImageFolder final : public Source {
       raw->push_back(std::as_bytes(
           std::span(labels_).subspan(pictures_.index.ClassOf(record), 1)));
     }
-    return OkStatus();
+    return path_room_ > 0 ? AddPath(record, scratch, raw) : OkStatus();
   }
 
   bool KnownNumber(uint64_t record, size_t feature,
                    std::byte* number) const override {
-    if (raw_spec_[feature].encoded) return false;
+    if (raw_spec_[feature].feature.name != kLabel) return false;
     std::memcpy(number, &labels_[pictures_.index.ClassOf(record)],
                 sizeof(int64_t));
     return true;
@@ -151,6 +159,26 @@ class ImageFolder final : public Source {
   }
 
  private:
+  static constexpr char kLabel[] = "label";
+
+  Status AddPath(uint64_t record, std::vector<std::byte>* scratch,
+                 RawRecord* raw) const {
+    std::string path;
+    pictures_.index.AppendPath(record, &path);
+    const auto bytes = static_cast<int64_t>(path.size());
+    if (path.size() > path_room_) {
+      return DataLossError(
+          "{}: a path of {} bytes; max_path_bytes has room for {}",
+          Describe(record), bytes, path_room_);
+    }
+    path.resize(path_room_);
+    path.append(reinterpret_cast<const char*>(&bytes), sizeof(bytes));
+    const auto text = std::as_bytes(std::span(path));
+    scratch->assign(text.begin(), text.end());
+    raw->push_back(std::span(*scratch).first(path_room_));
+    raw->push_back(std::span(*scratch).subspan(path_room_));
+    return OkStatus();
+  }
   void SetPath(uint64_t record, std::string* path) const {
     path->assign(pictures_.root).append("/");
     pictures_.index.AppendPath(record, path);
@@ -165,6 +193,7 @@ class ImageFolder final : public Source {
   const std::optional<MaskFolder> masks_;
   const Folder mask_folder_;
   const std::string left_out_;
+  const uint64_t path_room_;  // of the feature `path`; 0: there is none
   RawSpec raw_spec_;
   WholeFiles files_;
   std::vector<int64_t> labels_;  // 0, 1, ...: the label spans point here
@@ -366,6 +395,14 @@ ValueType<std::optional<ImageFolderSource::Labels>> LabelsType() {
       Words<Labels>({{"folders", Labels::kFolders}, {"none", Labels::kNone}}));
 }
 
+ValueType<std::optional<uint64_t>> PathBytes() {
+  constexpr uint64_t kPathBytesMax = 4096;  // PATH_MAX
+  return Maybe(WholeNumber<uint64_t>(1, kPathBytesMax));
+}
+constexpr char kPathBytesText[] =
+    "room for the path of each file below `path`, a text of the row by which "
+    "outputs can be named";
+
 bool IsMaskSuffix(std::string_view text) {
   return text.find('/') == text.npos && text.find('\0') == text.npos &&
          kPictureFiles.Has("x" + std::string(text));
@@ -401,7 +438,9 @@ const Declaration<ImageFolderSource>& ImageFolderSource::Declared() {
           "without labels.")
           .Gives(
               "image (encoded); with masks, mask (encoded); unless labels: "
-              "none, label int64: the class folder's index in byte order")
+              "none, label int64: the class folder's index in byte order; with "
+              "max_path_bytes, path uint8 [max_path_bytes] and path_bytes "
+              "int64")
           .Example("{path: /data/imagenet/train}")
           .Required("path", &ImageFolderSource::path, Path(),
                     "the folder of the class folders, or of the pictures")
@@ -410,6 +449,8 @@ const Declaration<ImageFolderSource>& ImageFolderSource::Declared() {
                     "folder, at any depth, in byte order of their paths")
           .Optional("masks", &ImageFolderSource::masks,
                     Maybe(MappingOf(MaskFolder::Declared())), "of the pictures")
+          .Optional("max_path_bytes", &ImageFolderSource::max_path_bytes,
+                    PathBytes(), kPathBytesText)
           .Optional("io", &ImageFolderSource::io, IoType(), kIoText);
   return declared;
 }
@@ -429,7 +470,7 @@ OpenedSource ImageFolderSource::Open(OpenProgress* progress) const {
   }
   auto source = std::make_unique<ImageFolder>(
       "image", masks, std::move(pictures), std::move(mask_folder),
-      std::move(left_out), progress->access);
+      std::move(left_out), max_path_bytes.value_or(0), progress->access);
   PENSTOCK_RETURN_IF_ERROR(source->AskFileSystem(io));
   return std::unique_ptr<Source>(std::move(source));
 }
@@ -444,13 +485,16 @@ const Declaration<AudioFolderSource>& AudioFolderSource::Declared() {
           "nested; or without labels.")
           .Gives(
               "audio (encoded); unless labels: none, label int64: the class "
-              "folder's index in byte order")
+              "folder's index in byte order; with max_path_bytes, path "
+              "uint8 [max_path_bytes] and path_bytes int64")
           .Example("{path: /data/commands}")
           .Required("path", &AudioFolderSource::path, Path(),
                     "the folder of the class folders, or of the sounds")
           .Optional("labels", &AudioFolderSource::labels, LabelsType(),
                     "by default the class folders; none: all sounds in the "
                     "folder, at any depth, in byte order of their paths")
+          .Optional("max_path_bytes", &AudioFolderSource::max_path_bytes,
+                    PathBytes(), kPathBytesText)
           .Optional("io", &AudioFolderSource::io, IoType(), kIoText);
   return declared;
 }
@@ -463,7 +507,7 @@ OpenedSource AudioFolderSource::Open(OpenProgress* progress) const {
   std::string left_out = sounds.index.left_out;
   auto source = std::make_unique<ImageFolder>(
       "audio", std::nullopt, std::move(sounds), Folder(), std::move(left_out),
-      progress->access);
+      max_path_bytes.value_or(0), progress->access);
   PENSTOCK_RETURN_IF_ERROR(source->AskFileSystem(io));
   return std::unique_ptr<Source>(std::move(source));
 }

@@ -55,6 +55,7 @@ struct ImageFolderSource {
   std::string path;              // absolute after parsing
   std::optional<Labels> labels;  // absent: kFolders
   std::optional<MaskFolder> masks;
+  std::optional<uint64_t> max_path_bytes;  // room for the feature `path`
   Io io = Io::kAuto;
   bool operator==(const ImageFolderSource&) const = default;
 
@@ -66,6 +67,7 @@ struct ImageFolderSource {
 struct AudioFolderSource {
   std::string path;
   std::optional<ImageFolderSource::Labels> labels;
+  std::optional<uint64_t> max_path_bytes;
   Io io = Io::kAuto;
   bool operator==(const AudioFolderSource&) const = default;
 

@@ -30,6 +30,13 @@ namespace {
 // the time of another request.
 constexpr uint64_t kGapBytesMax = 64 << 10;
 
+// Not a member: what the members of a sample have before their extensions.
+constexpr char kKey[] = "__key__";
+
+bool IsKey(const RecordFeature& feature) {
+  return feature.key_or_name() == kKey;
+}
+
 // "jpg;jpeg;png": the first that a sample has counts.
 std::vector<std::string> Alternatives(const std::string& member) {
   std::vector<std::string> all;
@@ -162,10 +169,12 @@ class SampleScan {
         PENSTOCK_RETURN_IF_ERROR(records_->Promise(
             kMapBytes + name.sample.size() + features * sizeof(FoundMember)));
         found_.resize(numbers_.size() * features);
+        PlaceKey(member, name, place->second);
       }
       last_ = place->second;
     }
     for (size_t i = 0; i < features; ++i) {
+      if (IsKey(spec_.features[i])) continue;
       const std::vector<std::string>& wanted = alternatives_[i];
       const auto alternative = static_cast<size_t>(
           std::find_if(wanted.begin(), wanted.end(),
@@ -188,6 +197,18 @@ class SampleScan {
       found = {member.offset, member.bytes, alternative};
     }
     return OkStatus();
+  }
+
+  // Where the file has the name of a new sample, or the header that has parts
+  // of it.
+  void PlaceKey(const TarMember& member, const MemberName& name,
+                size_t sample) {
+    for (size_t i = 0; i < alternatives_.size(); ++i) {
+      if (!IsKey(spec_.features[i])) continue;
+      found_[sample * alternatives_.size() + i] =
+          member.name_at ? FoundMember{*member.name_at, name.sample.size()}
+                         : FoundMember{member.header, kTarBlock};
+    }
   }
 
   // What the first sample has, and whether its extensions begin elsewhere.
@@ -393,7 +414,8 @@ class Webdataset final : public IndexedSource {
  public:
   Webdataset(const WebdatasetSource& spec, Index index)
       : IndexedSource(std::move(index), RawSpecOf(spec.features)),
-        features_(spec.features) {
+        features_(spec.features),
+        extension_(spec.extension) {
     for (const RecordFeature& each : features_) {
       defaults_.push_back(each.otherwise ? DefaultBytes(each)
                                          : std::vector<std::byte>());
@@ -540,6 +562,7 @@ class Webdataset final : public IndexedSource {
               std::span<std::byte> room, RawRecord* raw) const {
     const RecordFeature& feature = features_[i];
     if (json_[i]) return json_[i]->Take(member, room, raw);
+    if (IsKey(feature)) return TakeKey(feature, member, room, raw);
     switch (feature.kind) {
       case RecordFeature::Kind::kEncoded:
         if (member.empty()) return DataLossError("it is empty");
@@ -595,6 +618,17 @@ class Webdataset final : public IndexedSource {
     }
     raw->push_back(member);
     return OkStatus();
+  }
+
+  Status TakeKey(const RecordFeature& feature, std::span<const std::byte> bytes,
+                 std::span<std::byte> room, RawRecord* raw) const {
+    std::string name;
+    MemberName parts;
+    if (bytes.size() == kTarBlock) name = TarNameOfParts(bytes);
+    if (SplitName(name, extension_, &parts)) {
+      bytes = std::as_bytes(std::span(parts.sample));
+    }
+    return StoreList(feature, bytes.size(), bytes, room, raw);
   }
 
   // Raw bytes of a smaller dtype could be the digits of a number.
@@ -684,6 +718,7 @@ class Webdataset final : public IndexedSource {
   };
 
   const RecordFeatures features_;
+  const Extension extension_;
   std::vector<std::unique_ptr<JsonField>> json_;  // by feature
   std::vector<std::vector<std::byte>> defaults_;  // by feature
   std::vector<bool> numbers_;                     // by feature: written as text
@@ -716,7 +751,8 @@ const Declaration<WebdatasetSource>& WebdatasetSource::Declared() {
               "of `shape` ([]); for these two `longer`, fail or cut; with "
               "`member`, its "
               "extension, a pattern (*.jpg) or several by preference (jpg;png; "
-              "NAME), `pointer`, where a JSON member has it (/label), and for "
+              "NAME), or __key__, the name of the sample, `pointer`, where a "
+              "JSON member has it (/label), and for "
               "numbers `default`, the values where a sample lacks it (an error "
               "of the sample). Left out, an error proposes them")
           .Optional("extension", &WebdatasetSource::extension,
@@ -742,6 +778,13 @@ OpenedSource WebdatasetSource::Open(OpenProgress* progress) const {
         return SampleScan(*this, file, records).Run();
       }};
   for (const RecordFeature& each : features) {
+    if (IsKey(each) &&
+        (each.kind != RecordFeature::Kind::kText || each.pointer)) {
+      return InvalidArgumentError(
+          "webdataset: feature '{}': __key__ is a text, the name of a sample: "
+          "write `max_bytes: 256`",
+          each.feature.name);
+    }
     if (each.kind == RecordFeature::Kind::kValues && IsNumberMember(each) &&
         !each.feature.shape.empty() && !each.pointer) {
       return InvalidArgumentError(

@@ -17,7 +17,8 @@ constexpr bool kNeverDraws =
              RescaleOp, ClipOp, BucketizeOp, OneHotOp, LabelSmoothingOp,
              LookupOp, HashOp, ParseJsonOp, TokenizeOp, VectorizeTextOp,
              EncodeBytesOp, PadSequenceOp, ConcatenateOp, ReshapeOp, SelectOp,
-             DropOp, RenameOp, CopyOp, ConvertBoxesOp, SanitizeBoxesOp>;
+             DropOp, RenameOp, CopyOp, KeepEncodedOp, ConvertBoxesOp,
+             SanitizeBoxesOp>;
 // Only whether they happen is random.
 template <typename Op>
 constexpr bool kMayHappen =

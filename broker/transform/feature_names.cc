@@ -1,9 +1,13 @@
 #include "broker/transform/feature_names.h"
 
 #include <algorithm>
+#include <cstring>
+#include <memory>
 
 #include "broker/declare/declaration.h"
+#include "broker/io/read.h"
 #include "broker/transform/row_builder.h"
+#include "broker/transform/values.h"
 #include "common/layout.h"
 
 namespace penstock {
@@ -36,6 +40,29 @@ Status FindAll(const FeatureNames& names, const RowBuilder& row,
   }
   return OkStatus();
 }
+
+class KeepEncodedStage final : public RowStage {
+ public:
+  explicit KeepEncodedStage(uint64_t room) : room_(room) {}
+
+  Status Run(std::span<const std::span<const std::byte>> in,
+             const AugmentationKey&,
+             std::span<std::byte* const> out) const override {
+    const std::span<const std::byte> file = in[0];
+    if (file.size() > room_) {
+      // `penstock convert` knows it by these words.
+      return DataLossError("{} bytes; keep_encoded has room for {} (max_bytes)",
+                           file.size(), room_);
+    }
+    std::memcpy(out[0], file.data(), file.size());
+    std::memset(out[0] + file.size(), 0, room_ - file.size());
+    Store(static_cast<int64_t>(file.size()), out[1]);
+    return OkStatus();
+  }
+
+ private:
+  const uint64_t room_;
+};
 
 }  // namespace
 
@@ -177,6 +204,39 @@ Status CopyOp::AddToRow(RowBuilder* row) const {
     }
   }
   return row->CheckNames();
+}
+
+const Declaration<KeepEncodedOp>& KeepEncodedOp::Declared() {
+  static const auto declared =
+      Declaration<KeepEncodedOp>(
+          "keep_encoded",
+          "Pictures and sounds that are not decoded yet, as the bytes of their "
+          "files: for a decoder of yours, such as one on the GPU.")
+          .Gives(
+              "each encoded feature → NAME uint8 [max_bytes] and NAME.length "
+              "int64: how many are the row's; zeros follow")
+          .Example("{max_bytes: 262144}")
+          .Required("max_bytes", &KeepEncodedOp::max_bytes,
+                    WholeNumber<int64_t>(1, kRecordBytesMax),
+                    "room for a file; a larger one is an error of its sample");
+  return declared;
+}
+
+Status KeepEncodedOp::AddToRow(RowBuilder* row) const {
+  std::vector<PathBuilder*> encoded;
+  for (size_t i = 0; i < row->size(); ++i) {
+    if ((*row)[i].encoded()) encoded.push_back(&(*row)[i]);
+  }
+  for (PathBuilder* const each : encoded) {
+    const std::string name = each->feature().name;
+    PENSTOCK_RETURN_IF_ERROR(row->AddStep(
+        {each},
+        {{name, DType::kUint8, {max_bytes}},
+         {name + kLengthSuffix, DType::kInt64, {}}},
+        std::make_unique<KeepEncodedStage>(static_cast<uint64_t>(max_bytes)),
+        /*decodes=*/true));
+  }
+  return OkStatus();
 }
 
 }  // namespace penstock

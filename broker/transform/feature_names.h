@@ -1,5 +1,6 @@
-// map: select, drop, rename, copy. Which features a row has, in which order,
-// under which names. A text goes with the number of its bytes, NAME_bytes.
+// map: select, drop, rename, copy, keep_encoded. Which features a row has, in
+// which order, under which names. A text goes with the number of its bytes,
+// NAME_bytes.
 #ifndef BROKER_TRANSFORM_FEATURE_NAMES_H_
 #define BROKER_TRANSFORM_FEATURE_NAMES_H_
 
@@ -43,6 +44,15 @@ struct CopyOp {
   bool operator==(const CopyOp&) const = default;
 
   static const Declaration<CopyOp>& Declared();
+  Status AddToRow(RowBuilder* row) const;
+};
+
+// Pictures and sounds as the bytes of their files: lists of uint8.
+struct KeepEncodedOp {
+  int64_t max_bytes = 0;
+  bool operator==(const KeepEncodedOp&) const = default;
+
+  static const Declaration<KeepEncodedOp>& Declared();
   Status AddToRow(RowBuilder* row) const;
 };
 

@@ -87,6 +87,7 @@ using TransformSpec = std::variant<  //
     DropOp,                          //
     RenameOp,                        //
     CopyOp,                          //
+    KeepEncodedOp,                   //
     MixupOp,                         //
     CutmixOp,                        //
     PythonOp,                        //

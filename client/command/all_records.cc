@@ -1,6 +1,7 @@
 #include "client/command/all_records.h"
 
 #include <algorithm>
+#include <array>
 
 #include "client/command/first_batch.h"
 #include "client/command/subcommand.h"
@@ -79,9 +80,10 @@ StatusOr<OrderedJson> ParsedSpec(PrivateBroker* broker, const SpecFile& file) {
 StatusOr<OrderedJson> TakeAllRecords(
     const AllRecords& all,
     const std::function<void(const ElementSpec& features)>& begin,
-    const std::function<void(const penstock_batch* batch)>& add) {
-  PENSTOCK_ASSIGN_OR_RETURN(penstock_reader* const reader,
-                            AttachAlone(all.socket, {"", all.spec, all.job}));
+    const std::function<Status(const penstock_batch* batch)>& add) {
+  PENSTOCK_ASSIGN_OR_RETURN(
+      penstock_reader* const reader,
+      AttachAlone(all.socket, {"", all.spec, all.job, all.state}));
   begin(FeaturesOf(reader, nullptr));
   ProgressBar bar(all.label, "rows");
   int code = PENSTOCK_OK;
@@ -105,8 +107,12 @@ StatusOr<OrderedJson> TakeAllRecords(
     }
     if (code != PENSTOCK_OK) continue;
     rows += penstock_batch_rows(batch);
-    add(batch);
+    error = add(batch);
     penstock_release(batch);
+    if (!error.ok()) {
+      penstock_detach(reader);
+      return error;
+    }
     bar.Update(rows, all.records);
   }
   penstock_detach(reader);
@@ -134,6 +140,35 @@ void ReportWarning(const DatasetIndex& index) {
   const std::string text = TextField(index.answer, "source_warning");
   if (text.empty()) return;
   PrintError(Format("warning: dataset '{}': {}", index.dataset, text));
+}
+
+bool IsAlwaysTheSame(const std::string& name, const OrderedJson& op) {
+  static constexpr std::array<std::string_view, 27> kNames = {
+      "resize",         "pad",          "normalize",      "cast",
+      "rescale",        "clip",         "bucketize",      "one_hot",
+      "lookup",         "hash",         "parse_json",     "label_smoothing",
+      "reshape",        "select",       "concatenate",    "pad_sequence",
+      "drop",           "rename",       "plugin",         "tokenize",
+      "vectorize_text", "encode_bytes", "keep_encoded",   "convert_boxes",
+      "sanitize_boxes", "copy",         "mel_spectrogram"};
+  if (name == "decode_image" || name == "crop") {
+    const OrderedJson& crop =
+        name == "crop" ? op : op.value("crop", OrderedJson::object());
+    return !crop.contains("random_resized") && !crop.contains("random_pixels");
+  }
+  if (name == "decode_audio") return op.value("crop", "") != "random";
+  return name == "python" ||
+         std::find(kNames.begin(), kNames.end(), name) != kNames.end();
+}
+
+StatusOr<int> WithJsonError(StatusOr<int> result, bool json) {
+  if (result.ok() || !json ||
+      result.status().code() == StatusCode::kCancelled) {
+    return result;
+  }
+  PrintJsonInOrder({{"error", result.status().message()},
+                    {"code", static_cast<int>(result.status().code())}});
+  return kExitFailure;
 }
 
 uint64_t RowsAtOnce(const DatasetIndex& index) {

@@ -26,6 +26,7 @@ struct AllRecords {
   // Told each record that is left out, before the batch behind it is taken, and
   // as often as it fails.
   std::function<void(uint64_t record, std::string message)> failed = nullptr;
+  std::string state = {};  // of the job; "": from the beginning
 };
 
 // The spec in its canonical form.
@@ -36,13 +37,13 @@ StatusOr<nlohmann::ordered_json> ParsedSpec(PrivateBroker* broker,
 // batches of so many rows, and whatever cannot be read or made is left out.
 void ReadAllOnce(nlohmann::ordered_json* spec, uint64_t batch_rows);
 
-// begin: told the features of a row, first. add: of each batch. Returns what
-// was left out (`on_error: skip`): count, kinds, the first of them. Runs in the
-// process of InTakingProcess.
+// begin: told the features of a row, first. add: of each batch; its error ends
+// the taking. Returns what was left out (`on_error: skip`): count, kinds, the
+// first of them. Runs in the process of InTakingProcess.
 StatusOr<nlohmann::ordered_json> TakeAllRecords(
     const AllRecords& all,
     const std::function<void(const ElementSpec& features)>& begin,
-    const std::function<void(const penstock_batch* batch)>& add);
+    const std::function<Status(const penstock_batch* batch)>& add);
 
 // Prints what was left out, if anything was. what: "left out of ...";
 // could_not: "be read".
@@ -54,6 +55,13 @@ void ReportWarning(const DatasetIndex& index);
 // The messages of penstockd's log that these two tell.
 inline constexpr std::initializer_list<const char*> kReported = {
     "job-warning", "sample-skipped", "sample-substituted"};
+
+// Whether a step of `map` makes the same of a record in each epoch. Not those
+// that are not known here.
+bool IsAlwaysTheSame(const std::string& name, const nlohmann::ordered_json& op);
+
+// With --json an error is told as JSON too.
+StatusOr<int> WithJsonError(StatusOr<int> result, bool json);
 
 // Rows of a batch of a sensible size.
 uint64_t RowsAtOnce(const DatasetIndex& index);

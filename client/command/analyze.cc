@@ -200,14 +200,16 @@ uint32_t ProcessorCount() {
 StatusOr<std::string> Analyzed(const AllRecords& all,
                                const StatisticsOptions& options) {
   std::optional<Statistics> statistics;
-  PENSTOCK_ASSIGN_OR_RETURN(
-      const OrderedJson broken,
-      TakeAllRecords(
-          all,
-          [&](const ElementSpec& features) {
-            statistics.emplace(features, options);
-          },
-          [&](const penstock_batch* batch) { statistics->Add(batch); }));
+  PENSTOCK_ASSIGN_OR_RETURN(const OrderedJson broken,
+                            TakeAllRecords(
+                                all,
+                                [&](const ElementSpec& features) {
+                                  statistics.emplace(features, options);
+                                },
+                                [&](const penstock_batch* batch) {
+                                  statistics->Add(batch);
+                                  return OkStatus();
+                                }));
   const OrderedJson result = {{"rows", statistics->rows()},
                               {"broken", broken},
                               {"features", statistics->ToJson()}};

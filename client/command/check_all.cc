@@ -65,7 +65,10 @@ StatusOr<std::string> ReadAll(AllRecords all, const std::string& dataset) {
   uint64_t rows = 0;
   StatusOr<OrderedJson> counts = TakeAllRecords(
       all, [](const ElementSpec&) {},
-      [&](const penstock_batch* batch) { rows += penstock_batch_rows(batch); });
+      [&](const penstock_batch* batch) {
+        rows += penstock_batch_rows(batch);
+        return OkStatus();
+      });
   if (!counts.ok()) {
     // A job without a single row fails.
     if (rows > 0 || broken.size() < all.records) return counts.status();

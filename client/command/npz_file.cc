@@ -40,23 +40,6 @@ void Append(T number, std::string* to) {
   }
 }
 
-// Version 1.0 of the format.
-std::string NpyHeader(const Feature& feature) {
-  constexpr size_t kFixedBytes = 10;  // magic, version, length of the rest
-  constexpr size_t kAlign = 64;
-  std::string shape;
-  for (const int64_t side : feature.shape) shape += Format("{}, ", side);
-  std::string rest =
-      Format("{{'descr': '{}', 'fortran_order': False, 'shape': ({}), }}",
-             DescrOf(feature.dtype), shape);
-  const size_t bytes = kFixedBytes + rest.size() + 1;
-  rest.append((kAlign - bytes % kAlign) % kAlign, ' ');
-  rest += '\n';
-  std::string header("\x93NUMPY\x01\x00", 8);
-  Append(static_cast<uint16_t>(rest.size()), &header);
-  return header + rest;
-}
-
 // The fields that a member's header and its entry in the directory have in
 // common.
 std::string MemberFields(uint32_t crc, uint32_t bytes, size_t name_bytes) {
@@ -75,6 +58,22 @@ std::string MemberFields(uint32_t crc, uint32_t bytes, size_t name_bytes) {
 }
 
 }  // namespace
+
+std::string NpyHeader(const Feature& feature) {
+  constexpr size_t kFixedBytes = 10;  // magic, version, length of the rest
+  constexpr size_t kAlign = 64;
+  std::string shape;
+  for (const int64_t side : feature.shape) shape += Format("{}, ", side);
+  std::string rest =
+      Format("{{'descr': '{}', 'fortran_order': False, 'shape': ({}), }}",
+             DescrOf(feature.dtype), shape);
+  const size_t bytes = kFixedBytes + rest.size() + 1;
+  rest.append((kAlign - bytes % kAlign) % kAlign, ' ');
+  rest += '\n';
+  std::string header("\x93NUMPY\x01\x00", 8);
+  Append(static_cast<uint16_t>(rest.size()), &header);
+  return header + rest;
+}
 
 StatusOr<std::string> NpzText(std::span<const NpzArray> arrays) {
   std::string text;

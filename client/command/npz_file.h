@@ -18,6 +18,9 @@ struct NpzArray {
   std::string_view bytes;  // its values in C order, little-endian
 };
 
+// What comes before the values of a .npy file, version 1.0 of the format.
+std::string NpyHeader(const Feature& feature);
+
 // bfloat16, which NumPy lacks, is of void of 2 bytes, as ml_dtypes has it.
 // ResourceExhausted: 4 GiB or more, which a zip archive of this kind cannot
 // hold.

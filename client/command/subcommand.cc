@@ -60,7 +60,7 @@ std::vector<Subcommand> DeclareCommand(CommandLine& line,
       AddTrace(line),      AddState(line),    AddEvict(line),
       AddStop(line),       AddJob(line),      AddWorkers(line),
       AddPeek(line),       AddAnalyze(line),  AddFilter(line),
-      AddRecipe(line),     AddHelp(line),
+      AddConvert(line),    AddRecipe(line),   AddHelp(line),
   };
 }
 

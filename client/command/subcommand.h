@@ -61,6 +61,7 @@ Subcommand AddWorkers(Command parent);
 Subcommand AddPeek(Command parent);
 Subcommand AddAnalyze(Command parent);
 Subcommand AddFilter(Command parent);
+Subcommand AddConvert(Command parent);
 Subcommand AddRecipe(Command parent);
 
 }  // namespace penstock

@@ -38,6 +38,7 @@ RecordFeatures Features() {
   add("npy", "", RecordFeature::Kind::kValues, DType::kFloat32, {2, 3});
   add("txt", "", RecordFeature::Kind::kText, DType::kUint8, {12});
   add("list", "npy", RecordFeature::Kind::kList, DType::kFloat32, {3, 3});
+  add("key", "__key__", RecordFeature::Kind::kText, DType::kUint8, {20});
   add("cut", "txt", RecordFeature::Kind::kText, DType::kUint8, {2});
   features.back().cuts = true;
   features[1].otherwise = features[2].otherwise = int64_t{1};

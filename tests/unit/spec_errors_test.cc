@@ -716,6 +716,8 @@ constexpr Case kMapCases[] = {
      "two features are then named 'z'"},
     {"copy", "copy: {features: {gone: z}}", "copy", "no feature 'gone'"},
     {"copy", "copy: {features: [x, z]}", "copy.features", "OLD: [NEW, ...]"},
+    {"keep_encoded", "keep_encoded: {max_bytes: 0}", "keep_encoded.max_bytes",
+     "from 1 to 268435456"},
     {"python", "python: {function: rotate}", "python.function",
      "package.module:function"},
     {"python", "python: {function: 'a:b'}", "python: a:b", "python_path"},

@@ -258,6 +258,34 @@ TEST_F(WebdatasetTest, EveryFormatOfTarHasTheSameSamples) {
   }
 }
 
+TEST_F(WebdatasetTest, TheNameOfASampleIsAText) {
+  constexpr char kFeatures[] =
+      "{key: {member: __key__, max_bytes: 300}, label: {member: cls, dtype: "
+      "int64, shape: []}}";
+  for (const char* format : {"ustar", "gnu", "pax"}) {
+    const auto source = Open(std::string(kGolden) + format + ".tar", kFeatures);
+    ASSERT_TRUE(source.ok()) << source.status().message();
+    const auto name = [&](uint64_t record) {
+      const std::vector<std::string> features = Record(**source, record);
+      EXPECT_EQ(features.size(), 3u);
+      int64_t bytes = 0;
+      std::memcpy(&bytes, features[1].data(), sizeof(bytes));
+      return features[0].substr(0, static_cast<size_t>(bytes));
+    };
+    EXPECT_EQ(name(0), "b") << format;
+    EXPECT_EQ(name(1), "../a");
+    // Longer than the field of a header.
+    EXPECT_THAT(name(2), testing::MatchesRegex("(folder/){20,40}name"));
+  }
+  const auto by_name =
+      Open(std::string(kGolden) + "gnu.tar", "{__key__: {max_bytes: 2}}");
+  EXPECT_TRUE(by_name.ok()) << by_name.status().message();
+  const auto number = Open(std::string(kGolden) + "gnu.tar",
+                           "{key: {member: __key__, dtype: int64, shape: []}}");
+  EXPECT_THAT(number.status().message(),
+              HasSubstr("__key__ is a text, the name of a sample"));
+}
+
 TEST_F(WebdatasetTest, MembersFarFromEachOtherAreReadByThemselves) {
   const auto source = Open(Write(
       Member("a.cls", "4") + Member("other.bin", std::string(70'000, 'x')) +

@@ -80,6 +80,7 @@ class Dataset:
     @classmethod
     def image_folder(cls, path: Path, *, labels: Optional[str] = None,
                      masks: Optional[Mapping[str, Any]] = None,
+                     max_path_bytes: Optional[int] = None,
                      io: Optional[str] = None,
                      name: Optional[str] = None) -> "Dataset":
         """Pictures (JPEG, PNG, WebP, TIFF, BMP, PGM, PPM) in one sub-folder per class,
@@ -87,19 +88,22 @@ class Dataset:
         Features: ``image`` (encoded), ``label`` int64 []: the index of the class
         folder in byte order. ``labels``: "none" takes all pictures in the folder, at
         any depth, and gives no label. ``masks``: ``penstock.masks(...)``, which adds
-        ``mask`` (encoded)."""
+        ``mask`` (encoded). ``max_path_bytes``: room for ``path``, a text: that of the file,
+        below the folder."""
         return cls._of("image_folder", given(
-            path=absolute(path), labels=labels, masks=masks, io=io), name)
+            path=absolute(path), labels=labels, masks=masks, max_path_bytes=max_path_bytes,
+            io=io), name)
 
     @classmethod
     def audio_folder(cls, path: Path, *, labels: Optional[str] = None,
+                     max_path_bytes: Optional[int] = None,
                      io: Optional[str] = None,
                      name: Optional[str] = None) -> "Dataset":
         """Sounds (WAV, FLAC, MP3, Ogg, Opus, AIFF and others) as ``image_folder`` has
         pictures. Features: ``audio`` (encoded), which ``penstock.decode_audio``
         decodes, and ``label``."""
         return cls._of("audio_folder", given(
-            path=absolute(path), labels=labels, io=io), name)
+            path=absolute(path), labels=labels, max_path_bytes=max_path_bytes, io=io), name)
 
     @classmethod
     def image_list(cls, file: Path, columns: Mapping[str, Any], *,

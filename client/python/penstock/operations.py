@@ -661,6 +661,12 @@ def copy(features: Mapping[str, Union[str, Sequence[str]]]) -> Operation:
     return _operation("copy", features=features)
 
 
+def keep_encoded(max_bytes: int) -> Operation:
+    """Pictures and sounds that are not decoded yet, as the bytes of their files: NAME,
+    uint8 [max_bytes], and NAME.length, for a decoder of yours."""
+    return _operation("keep_encoded", max_bytes=max_bytes)
+
+
 def python(function: Union[str, Callable[..., Mapping[str, Any]]],
            features: Optional[Mapping[str, Any]] = None) -> Operation:
     """A Python function of one row, called in processes of the broker.

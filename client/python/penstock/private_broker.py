@@ -104,5 +104,7 @@ def broker(workers: Optional[int] = None, memory_limit: Optional[str] = None,
 
 
 def main() -> None:
-    """The ``penstock`` command of the package."""
+    """The ``penstock`` command of the package; processes of Python have its packages."""
+    if sys.executable:
+        os.environ.setdefault("PENSTOCK_PYTHON", sys.executable)
     os.execv(_COMMAND, ["penstock", *sys.argv[1:]])
