@@ -283,6 +283,22 @@ struct MdsSource {
   OpenedSource Open(OpenProgress* progress) const;
 };
 
+// ---- lmdb.cc
+
+// Values of LMDB files. A sample has a value for each feature, whose keys have
+// one text in the place of `*`.
+struct LmdbSource {
+  FilePatterns files;
+  RecordFeatures features;                   // empty: asks which
+  std::optional<std::string> database;       // nullopt: the main one
+  OnMissing on_missing = OnMissing::kError;  // a key
+  Io io = Io::kAuto;
+  bool operator==(const LmdbSource&) const = default;
+
+  static const Declaration<LmdbSource>& Declared();
+  OpenedSource Open(OpenProgress* progress) const;
+};
+
 // ---- python_dataset.cc
 
 // A map-style dataset of Python (`__len__`, `__getitem__`): each worker has a
@@ -423,9 +439,13 @@ struct MixSource {
 // ---- zip.cc
 
 // As tf.data.Dataset.zip: record i has the features of record i of each part,
-// after its selection; it ends with the shortest.
+// after its selection; it ends with the shortest. With `by`, a join: record i
+// of the first part has the features of the record of each other part that has
+// the same value in that column.
 struct ZipSource {
   std::vector<PartSpec> parts;
+  std::optional<std::string> by;
+  OnMissing on_missing = OnMissing::kError;  // a record of another part
   bool operator==(const ZipSource&) const;
 
   static const Declaration<ZipSource>& Declared();
@@ -451,6 +471,7 @@ using SourceSpec = std::variant<  //
     TfrecordSource,               //
     WebdatasetSource,             //
     MdsSource,                    //
+    LmdbSource,                   //
     ParquetSource,                //
     PythonDatasetSource,          //
     RangeSource,                  //

@@ -322,17 +322,18 @@ class ColumnValues {
     progress->done = 0;
     progress->total = records_;
     const std::array names = {name_};
-    const std::unique_ptr<Source> made =
-        source.wait_ns() > 0 ? source.OfFeatures(names) : nullptr;
-    const Readable readable =
-        made ? *FindReadable(made->raw_spec(), name_) : readable_;
+    const std::unique_ptr<Source> alone = source.OfFeatures(names);
+    const Source& column = alone ? *alone : source;
+    const bool is_made = source.wait_ns() > 0;
+    const Readable readable = *FindReadable(column.raw_spec(), name_);
     // A process for each processor, and one turn for each process.
     const uint64_t turn_records =
-        made ? std::max(kTurn,
-                        records_ / std::max(std::thread::hardware_concurrency(),
-                                            1u) +
-                            1)
-             : kTurn;
+        is_made
+            ? std::max(
+                  kTurn,
+                  records_ / std::max(std::thread::hardware_concurrency(), 1u) +
+                      1)
+            : kTurn;
     const auto turns =
         static_cast<size_t>((records_ + turn_records - 1) / turn_records);
     PENSTOCK_RETURN_IF_ERROR(InParallel(turns, [&](size_t turn) -> Status {
@@ -355,8 +356,8 @@ class ColumnValues {
         return OkStatus();
       };
       PENSTOCK_RETURN_IF_ERROR(
-          made ? MakeRecords(*made, begin, end, *progress, keep)
-               : ReadRecords(source, begin, end, keep));
+          is_made ? MakeRecords(column, begin, end, *progress, keep)
+                  : ReadRecords(column, begin, end, keep));
       progress->done += kept % kProgress;
       return OkStatus();
     }));

@@ -11,7 +11,7 @@
 namespace penstock {
 namespace {
 
-constexpr uint64_t kBlock = kTarBlock;
+constexpr uint64_t kBlock = 512;
 // Bytes of a long name, or of pax records.
 constexpr uint64_t kExtensionBytesMax = uint64_t{1} << 20;
 
@@ -109,14 +109,14 @@ Status WrongChecksumError(const std::string& path, uint64_t offset) {
 // What pax records say of the next member.
 struct PaxValues {
   std::optional<std::string> name;
-  uint64_t name_at = 0;  // in the file
+  uint64_t name_at = 0;  // in the records
   std::optional<uint64_t> bytes;
   bool sparse = false;
 };
 
-// "LENGTH KEY=VALUE\n", one after the other (POSIX.1-2001 pax), which begin at
-// `at` in the file. False: malformed.
-bool ReadPax(std::string_view records, uint64_t at, PaxValues* extension) {
+// "LENGTH KEY=VALUE\n", one after the other (POSIX.1-2001 pax). False:
+// malformed.
+bool ReadPax(std::string_view records, PaxValues* extension) {
   const char* const begin = records.data();
   while (!records.empty()) {
     uint64_t length = 0;
@@ -137,7 +137,7 @@ bool ReadPax(std::string_view records, uint64_t at, PaxValues* extension) {
     const std::string_view value = record.substr(equals + 1);
     if (key == "path" || key == "GNU.sparse.name") {
       extension->name = std::string(value);
-      extension->name_at = at + static_cast<uint64_t>(value.data() - begin);
+      extension->name_at = static_cast<uint64_t>(value.data() - begin);
     } else if (key == "size") {
       uint64_t bytes = 0;
       if (!ParseNumber(value, &bytes)) return false;
@@ -168,13 +168,6 @@ StatusOr<std::optional<uint64_t>> FindAnother(ScannedFile* file, uint64_t at) {
 }
 
 }  // namespace
-
-std::string TarNameOfParts(std::span<const std::byte> header) {
-  // Old GNU headers have times there, and another magic.
-  const std::string_view prefix = TextAt(header, kPrefix);
-  if (TextAt(header, kMagic) != "ustar" || prefix.empty()) return "";
-  return Format("{}/{}", prefix, TextAt(header, kName));
-}
 
 StatusOr<std::optional<uint64_t>> ForEachTarMember(
     ScannedFile* file,
@@ -219,10 +212,13 @@ StatusOr<std::optional<uint64_t>> ForEachTarMember(
         name = *extension.name;
         member.name_at = extension.name_at;
       } else {
-        name = TarNameOfParts(header);
-        if (name.empty()) {
-          name = TextAt(header, kName);
-          member.name_at = at + kName.offset;
+        name = TextAt(header, kName);
+        member.name_at = at + kName.offset;
+        // Old GNU headers have times there, and another magic.
+        const std::string_view prefix = TextAt(header, kPrefix);
+        if (TextAt(header, kMagic) == "ustar" && !prefix.empty()) {
+          name = Format("{}/{}", prefix, name);
+          member.name_at = FileRecords::kAbsent;
         }
       }
       member.name = name;
@@ -255,9 +251,12 @@ StatusOr<std::optional<uint64_t>> ForEachTarMember(
       if (type == 'L') {
         extension.name = std::string(text.substr(0, text.find('\0')));
         extension.name_at = member.offset;
-      } else if (type == 'x' && !ReadPax(text, member.offset, &extension)) {
-        return DataLossError("{}, offset {}: a malformed pax header",
-                             file->path(), at);
+      } else if (type == 'x') {
+        if (!ReadPax(text, &extension)) {
+          return DataLossError("{}, offset {}: a malformed pax header",
+                               file->path(), at);
+        }
+        extension.name_at += member.offset;
       }
     } else {
       if (regular) PENSTOCK_RETURN_IF_ERROR(visit(member));

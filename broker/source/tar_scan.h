@@ -6,8 +6,6 @@
 #include <cstdint>
 #include <functional>
 #include <optional>
-#include <span>
-#include <string>
 #include <string_view>
 
 #include "broker/index/index.h"
@@ -17,17 +15,12 @@ namespace penstock {
 
 struct TarMember {
   std::string_view name;  // until the next member
-  // Offset of the name; nullopt: the header has it in two parts.
-  std::optional<uint64_t> name_at;
+  // Where the file has the name; kAbsent: in two pieces.
+  uint64_t name_at = FileRecords::kAbsent;
   uint64_t header = 0;  // offset of its header block
   uint64_t offset = 0;  // of its bytes
   uint64_t bytes = 0;
 };
-
-// A header block, which names of two parts are read of again.
-inline constexpr uint64_t kTarBlock = 512;
-// "": it has no name in two parts.
-std::string TarNameOfParts(std::span<const std::byte> header);
 
 // Calls visit for every regular file, until the archive or the file ends.
 // Folders, links and devices are passed over. Returns where the archive ends

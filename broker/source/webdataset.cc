@@ -5,37 +5,20 @@
 
 #include <algorithm>
 #include <array>
-#include <cstring>
 #include <map>
 #include <memory>
 #include <set>
 #include <unordered_map>
 
 #include "broker/declare/declaration.h"
-#include "broker/index/values.h"
-#include "broker/io/read.h"
-#include "broker/source/indexed_source.h"
-#include "broker/source/json_lines.h"
 #include "broker/source/kinds.h"
 #include "broker/source/npy_header.h"
-#include "broker/source/number.h"
+#include "broker/source/sample_members.h"
 #include "broker/source/tar_scan.h"
-#include "common/layout.h"
 #include "common/printable.h"
 
 namespace penstock {
 namespace {
-
-// Members this near each other are read at once: about what storage reads in
-// the time of another request.
-constexpr uint64_t kGapBytesMax = 64 << 10;
-
-// Not a member: what the members of a sample have before their extensions.
-constexpr char kKey[] = "__key__";
-
-bool IsKey(const RecordFeature& feature) {
-  return feature.key_or_name() == kKey;
-}
 
 // "jpg;jpeg;png": the first that a sample has counts.
 std::vector<std::string> Alternatives(const std::string& member) {
@@ -169,12 +152,11 @@ class SampleScan {
         PENSTOCK_RETURN_IF_ERROR(records_->Promise(
             kMapBytes + name.sample.size() + features * sizeof(FoundMember)));
         found_.resize(numbers_.size() * features);
-        PlaceKey(member, name, place->second);
+        PENSTOCK_RETURN_IF_ERROR(TakeName(member, name));
       }
       last_ = place->second;
     }
     for (size_t i = 0; i < features; ++i) {
-      if (IsKey(spec_.features[i])) continue;
       const std::vector<std::string>& wanted = alternatives_[i];
       const auto alternative = static_cast<size_t>(
           std::find_if(wanted.begin(), wanted.end(),
@@ -199,16 +181,21 @@ class SampleScan {
     return OkStatus();
   }
 
-  // Where the file has the name of a new sample, or the header that has parts
-  // of it.
-  void PlaceKey(const TarMember& member, const MemberName& name,
-                size_t sample) {
-    for (size_t i = 0; i < alternatives_.size(); ++i) {
-      if (!IsKey(spec_.features[i])) continue;
-      found_[sample * alternatives_.size() + i] =
-          member.name_at ? FoundMember{*member.name_at, name.sample.size()}
-                         : FoundMember{member.header, kTarBlock};
+  // The last sample gets its name.
+  Status TakeName(const TarMember& member, const MemberName& name) {
+    const size_t features = alternatives_.size();
+    for (size_t i = 0; i < features; ++i) {
+      if (spec_.features[i].key_or_name() != kSampleName) continue;
+      if (member.name_at == FileRecords::kAbsent) {
+        return InvalidArgumentError(
+            "{}, offset {}: the name '{}' is in two pieces (ustar), and "
+            "{} is a range of the file: pack it again (tar --format=posix)",
+            file_->path(), member.header, Printable(member.name), kSampleName);
+      }
+      found_[found_.size() - features + i] = {member.name_at,
+                                              name.sample.size(), 0};
     }
+    return OkStatus();
   }
 
   // What the first sample has, and whether its extensions begin elsewhere.
@@ -265,14 +252,13 @@ bool IsNumberMember(const RecordFeature& feature) {
   return std::any_of(all.begin(), all.end(), IsNumberExtension);
 }
 
-// A value in a JSON document, or a list that is one.
-bool IsJson(const RecordFeature& feature) {
+// A list that is a JSON document.
+bool IsJsonList(const RecordFeature& feature) {
   const std::vector<std::string> all = Alternatives(feature.key_or_name());
-  return feature.pointer ||
-         (feature.kind == RecordFeature::Kind::kList &&
-          std::all_of(all.begin(), all.end(), [](const std::string& extension) {
-            return extension == "json" || extension.ends_with(".json");
-          }));
+  return feature.kind == RecordFeature::Kind::kList &&
+         std::all_of(all.begin(), all.end(), [](const std::string& extension) {
+           return extension == "json" || extension.ends_with(".json");
+         });
 }
 
 // What the first samples of a file have, for a spec without features.
@@ -284,22 +270,7 @@ class MemberProposal {
   void Add(const MemberName& name, std::string_view head, uint64_t bytes) {
     samples_.emplace(name.sample);
     if (seen_.size() == kFeaturesMax && !seen_.contains(name.extension)) return;
-    Seen& seen = seen_[name.extension];
-    ++seen.samples;
-    seen.bytes_least = std::min(seen.bytes_least, bytes);
-    seen.bytes_most = std::max(seen.bytes_most, bytes);
-    seen.pictures &= LooksLikePicture(head);
-    seen.sounds &= LooksLikeSound(head);
-    seen.text &= LooksLikeText(head);
-    std::string array;
-    if (const auto header =
-            ParseNpyHeader("", std::as_bytes(std::span(head)), bytes);
-        header.ok() && header->dtype()) {
-      array = Format("dtype: {}, shape: [{}]", header->DTypeText(),
-                     JoinText(header->shape, ", "));
-    }
-    if (seen.samples == 1) seen.array = array;
-    seen.same_array &= !array.empty() && array == seen.array;
+    seen_[name.extension].Add(head, bytes);
   }
   bool Wants(std::string_view sample) const {
     return samples_.size() < kSamples || samples_.contains(sample);
@@ -337,11 +308,9 @@ class MemberProposal {
     }
     for (const auto& [extension, seen] : seen_) {
       if (seen.pictures && !pictures.empty()) continue;
-      const std::string what = Of(extension, seen);
+      const std::string what = seen.Proposed(IsNumberExtension(extension));
       if (what.empty()) {
-        left_out +=
-            Format("{}{} ({} to {} bytes)", left_out.empty() ? "" : ", ",
-                   Printable(extension), seen.bytes_least, seen.bytes_most);
+        left_out += (left_out.empty() ? "" : ", ") + seen.Text(extension);
         continue;
       }
       add(extension == "cls" ? "label" : ProposedName(extension), extension,
@@ -360,27 +329,8 @@ class MemberProposal {
   }
 
  private:
-  struct Seen {
-    uint64_t samples = 0;
-    uint64_t bytes_least = UINT64_MAX;
-    uint64_t bytes_most = 0;
-    bool pictures = true;
-    bool sounds = true;
-    bool text = true;
-    bool same_array = true;
-    std::string array;
-  };
-  static std::string Of(const std::string& extension, const Seen& seen) {
-    if (seen.pictures || seen.sounds) return "encoded: true";
-    if (IsNumberExtension(extension)) return "dtype: int64, shape: []";
-    if (seen.same_array) return seen.array;
-    if (seen.text) return ProposedText(seen.bytes_most);
-    if (seen.bytes_least != seen.bytes_most) return "";
-    return Format("dtype: uint8, shape: [{}]", seen.bytes_most);
-  }
-
   std::set<std::string, std::less<>> samples_;
-  std::map<std::string, Seen, std::less<>> seen_;  // by extension
+  std::map<std::string, SeenMembers, std::less<>> seen_;  // by extension
 };
 
 Status AskFeaturesError(const WebdatasetSource& spec, OpenProgress* progress) {
@@ -410,21 +360,9 @@ Status AskFeaturesError(const WebdatasetSource& spec, OpenProgress* progress) {
   return scan.ok() ? proposal.Error(file.path()) : scan.status();
 }
 
-class Webdataset final : public IndexedSource {
+class Webdataset final : public SourceOfMembers {
  public:
-  Webdataset(const WebdatasetSource& spec, Index index)
-      : IndexedSource(std::move(index), RawSpecOf(spec.features)),
-        features_(spec.features),
-        extension_(spec.extension) {
-    for (const RecordFeature& each : features_) {
-      defaults_.push_back(each.otherwise ? DefaultBytes(each)
-                                         : std::vector<std::byte>());
-      numbers_.push_back(IsNumberMember(each));
-      room_ += RoomOf(each);
-      json_.push_back(IsJson(each) ? std::make_unique<JsonField>(each)
-                                   : nullptr);
-    }
-  }
+  using SourceOfMembers::SourceOfMembers;
 
   std::string warning() const override {
     const Index::OddEnds odd = index().odd_ends();
@@ -438,291 +376,6 @@ class Webdataset final : public IndexedSource {
               "join them with `tar --concatenate`, or keep two files",
         odd.files == 1 ? "" : Format(" (one of {} such files)", odd.files));
   }
-  std::string left_out() const override {
-    const uint64_t count = index().left_out();
-    return count == 0 ? ""
-                      : Format("{} sample{} that lack a member", count,
-                               count == 1 ? "" : "s");
-  }
-
-  void Locate(uint64_t record, ReadRequest* request) const override {
-    const Index::Record sample = index().At(record);
-    const std::optional<Span> span = SpanOf(sample);
-    if (span) {
-      sample.file->Locate(span->begin, span->end - span->begin, request);
-      return;
-    }
-    bool first = true;
-    for (size_t i = 0; i < sample.offsets.size(); ++i) {
-      if (sample.offsets[i] == FileRecords::kAbsent) continue;
-      ReadPart* const part = first ? request : &request->more.emplace_back();
-      sample.file->Locate(sample.offsets[i], sample.bytes[i], part);
-      first = false;
-    }
-  }
-
-  Status Unpack(uint64_t record, const ReadBytes& read,
-                std::vector<std::byte>* scratch,
-                RawRecord* raw) const override {
-    const Index::Record sample = index().At(record);
-    for (size_t i = 0; i < features_.size(); ++i) {
-      if (sample.bytes[i] <= kRecordBytesMax) continue;
-      return DataLossError(
-          "{}: member {}: {} bytes{}; a record has at most {}",
-          Describe(record), features_[i].key_or_name(), sample.bytes[i],
-          sample.bytes[i] == UINT32_MAX ? " or more" : "", kRecordBytesMax);
-    }
-    const std::optional<Span> span = SpanOf(sample);
-    if (scratch->size() < room_) scratch->resize(room_);
-    raw->clear();
-    std::span<std::byte> room = *scratch;
-    size_t part = 0;
-    for (size_t i = 0; i < features_.size(); ++i) {
-      const std::span<std::byte> mine = room.first(RoomOf(features_[i]));
-      room = room.subspan(mine.size());
-      const bool absent = sample.offsets[i] == FileRecords::kAbsent;
-      const Status status =
-          absent
-              ? TakeDefault(i, raw)
-              : Take(i,
-                     span ? read.bytes.subspan(sample.offsets[i] - span->begin,
-                                               sample.bytes[i])
-                          : read.Part(part++),
-                     mine, raw);
-      if (!status.ok()) {
-        return status.Prepend(Format("{}: member {}", Describe(record),
-                                     features_[i].key_or_name()));
-      }
-    }
-    return OkStatus();
-  }
-
-  std::string Describe(uint64_t record) const override {
-    const Index::Record sample = index().At(record);
-    const uint64_t first =
-        *std::min_element(sample.offsets.begin(), sample.offsets.end());
-    return Format(
-        "{}, sample {}{}", sample.file->path(), sample.number,
-        first == FileRecords::kAbsent ? "" : Format(" at offset {}", first));
-  }
-
- private:
-  struct Span {
-    uint64_t begin = 0;
-    uint64_t end = 0;
-  };
-
-  static uint64_t RoomOf(const RecordFeature& feature) {
-    if (feature.kind == RecordFeature::Kind::kEncoded) return 0;
-    const bool in_place = !feature.has_length() && !feature.pointer;
-    return in_place ? sizeof(int64_t)  // of a number in text
-                    : feature.RowBytes();
-  }
-
-  // What is read at once; nullopt: each member by itself.
-  static std::optional<Span> SpanOf(const Index::Record& sample) {
-    std::array<uint8_t, kFeaturesMax> members;  // by their places
-    size_t count = 0;
-    for (size_t i = 0; i < sample.offsets.size(); ++i) {
-      if (sample.offsets[i] == FileRecords::kAbsent) continue;
-      // Not to be read: Unpack says so.
-      if (sample.bytes[i] > kRecordBytesMax) return Span();
-      members[count++] = static_cast<uint8_t>(i);
-    }
-    if (count == 0) return Span();
-    std::sort(members.begin(), members.begin() + count,
-              [&sample](uint8_t a, uint8_t b) {
-                return sample.offsets[a] < sample.offsets[b];
-              });
-    const uint64_t begin = sample.offsets[members[0]];
-    Span span = {begin, begin};
-    for (size_t i = 0; i < count; ++i) {
-      const uint64_t at = sample.offsets[members[i]];
-      if (at > span.end + kGapBytesMax) return std::nullopt;
-      span.end = std::max(span.end, at + sample.bytes[members[i]]);
-    }
-    if (span.end - span.begin > kRecordBytesMax) return std::nullopt;
-    return span;
-  }
-
-  Status TakeDefault(size_t feature, RawRecord* raw) const {
-    if (defaults_[feature].empty()) {
-      return DataLossError(
-          "the sample does not have it; `on_missing: skip` leaves such samples "
-          "out");
-    }
-    const std::span<const std::byte> values = defaults_[feature];
-    const uint64_t bytes = features_[feature].feature.RowBytes();
-    raw->push_back(values.first(bytes));
-    if (features_[feature].has_length()) raw->push_back(values.subspan(bytes));
-    return OkStatus();
-  }
-
-  Status Take(size_t i, std::span<const std::byte> member,
-              std::span<std::byte> room, RawRecord* raw) const {
-    const RecordFeature& feature = features_[i];
-    if (json_[i]) return json_[i]->Take(member, room, raw);
-    if (IsKey(feature)) return TakeKey(feature, member, room, raw);
-    switch (feature.kind) {
-      case RecordFeature::Kind::kEncoded:
-        if (member.empty()) return DataLossError("it is empty");
-        raw->push_back(member);
-        return OkStatus();
-      case RecordFeature::Kind::kText:
-        return StoreList(feature, member.size(), member, room, raw);
-      case RecordFeature::Kind::kList: {
-        std::span<const std::byte> items = member;
-        if (IsNpy(member)) {
-          PENSTOCK_ASSIGN_OR_RETURN(
-              items, NpyValues(feature.feature, /*first=*/1, member));
-        }
-        if (items.size() % feature.ItemBytes() != 0) {
-          return DataLossError(
-              "wanted any number of {} bytes, {}, or a .npy file, found {} "
-              "bytes",
-              feature.ItemBytes(), feature.feature.ToString(), items.size());
-        }
-        return StoreList(feature, items.size() / feature.ItemBytes(), items,
-                         room, raw);
-      }
-      case RecordFeature::Kind::kValues:
-        break;
-    }
-    if (IsNpy(member)) {
-      PENSTOCK_ASSIGN_OR_RETURN(const std::span<const std::byte> values,
-                                NpyValues(feature.feature, 0, member));
-      raw->push_back(values);
-      return OkStatus();
-    }
-    if (numbers_[i] || MayBeText(feature.feature)) {
-      const std::string_view text = Trimmed(member);
-      if (StoreNumberText(text, feature.feature.dtype, room.data())) {
-        raw->push_back(room.first(DTypeBytes(feature.feature.dtype)));
-        return OkStatus();
-      }
-      if (numbers_[i] || member.size() != feature.feature.RowBytes()) {
-        return DataLossError(
-            "wanted a number that fits {}, found '{}'{}",
-            DTypeName(feature.feature.dtype),
-            Printable(std::string(text.substr(0, 40))),
-            text.empty() || !LooksLikeText(text)
-                ? ""
-                : "; a word is taken as text (`max_bytes: 64`), which "
-                  "`map: [{lookup: ...}]` makes a number");
-      }
-    }
-    if (member.size() != feature.feature.RowBytes()) {
-      return DataLossError("wanted {} bytes of {}, or a .npy file, found {}",
-                           feature.feature.RowBytes(),
-                           feature.feature.ToString(), member.size());
-    }
-    raw->push_back(member);
-    return OkStatus();
-  }
-
-  Status TakeKey(const RecordFeature& feature, std::span<const std::byte> bytes,
-                 std::span<std::byte> room, RawRecord* raw) const {
-    std::string name;
-    MemberName parts;
-    if (bytes.size() == kTarBlock) name = TarNameOfParts(bytes);
-    if (SplitName(name, extension_, &parts)) {
-      bytes = std::as_bytes(std::span(parts.sample));
-    }
-    return StoreList(feature, bytes.size(), bytes, room, raw);
-  }
-
-  // Raw bytes of a smaller dtype could be the digits of a number.
-  static bool MayBeText(const Feature& feature) {
-    return feature.shape.empty() && DTypeBytes(feature.dtype) >= 4;
-  }
-
-  static std::string_view Trimmed(std::span<const std::byte> member) {
-    std::string_view text(reinterpret_cast<const char*>(member.data()),
-                          member.size());
-    constexpr std::string_view kSpace = " \t\r\n";
-    text.remove_prefix(std::min(text.find_first_not_of(kSpace), text.size()));
-    return text.substr(0, text.find_last_not_of(kSpace) + 1);
-  }
-
-  // Values whose shape is that of the feature from dimension `first` on.
-  static StatusOr<std::span<const std::byte>> NpyValues(
-      const Feature& feature, size_t first, std::span<const std::byte> member) {
-    const StatusOr<NpyHeader> found = ParseNpyHeader(
-        "as .npy", member.first(std::min(member.size(), kNpyHeaderBytesMax)),
-        member.size());
-    // Whatever is wrong with it, it is wrong with this sample.
-    if (!found.ok()) return DataLossError("{}", found.status().message());
-    const NpyHeader& header = *found;
-    if (first > 0 && header.shape == std::vector<uint64_t>{0}) {
-      return std::span<const std::byte>();  // an empty list
-    }
-    const bool fits =
-        header.dtype() == feature.dtype &&
-        header.shape.size() == feature.shape.size() &&
-        std::equal(header.shape.begin() + static_cast<ptrdiff_t>(first),
-                   header.shape.end(),
-                   feature.shape.begin() + static_cast<ptrdiff_t>(first),
-                   [](uint64_t a, int64_t b) {
-                     return a == static_cast<uint64_t>(b);
-                   });
-    if (!fits) {
-      return DataLossError("wanted {}, found {}", feature.ToString(),
-                           header.ToString());
-    }
-    return member.subspan(header.bytes);
-  }
-
-  // A value of a member that is a JSON document.
-  class JsonField {
-   public:
-    explicit JsonField(const RecordFeature& feature)
-        : rows_({{feature.feature.name, FieldOf(feature)}},
-                feature.cuts ? Longer::kCut : Longer::kFail),
-          pointers_({*PointerTokens(feature.pointer.value_or(""))}) {}
-
-    Status Take(std::span<const std::byte> member, std::span<std::byte> room,
-                RawRecord* raw) const {
-      thread_local std::vector<std::byte> scratch;
-      PENSTOCK_RETURN_IF_ERROR(ParseJsonLine(
-          {reinterpret_cast<const char*>(member.data()), member.size()}, rows_,
-          pointers_, &scratch));
-      std::memcpy(room.data(), scratch.data(), rows_.bytes());
-      RawRecord values;
-      rows_.Point(room.first(rows_.bytes()), &values);
-      raw->insert(raw->end(), values.begin(), values.end());
-      return OkStatus();
-    }
-
-   private:
-    static TextField FieldOf(const RecordFeature& feature) {
-      TextField field;
-      if (feature.kind == RecordFeature::Kind::kText) {
-        field.max_bytes = feature.feature.shape[0];
-        return field;
-      }
-      field.dtype = feature.feature.dtype;
-      field.shape = feature.feature.shape;
-      if (feature.kind == RecordFeature::Kind::kList) {
-        field.max_length = feature.max_length();
-        field.shape.erase(field.shape.begin());
-        if (feature.otherwise) field.fallback.emplace();
-      } else if (feature.otherwise) {
-        field.fallback = DefaultBytes(feature);
-        field.fallback->resize(DTypeBytes(*field.dtype));
-      }
-      return field;
-    }
-
-    const FieldRows rows_;
-    const std::vector<std::vector<std::string>> pointers_;
-  };
-
-  const RecordFeatures features_;
-  const Extension extension_;
-  std::vector<std::unique_ptr<JsonField>> json_;  // by feature
-  std::vector<std::vector<std::byte>> defaults_;  // by feature
-  std::vector<bool> numbers_;                     // by feature: written as text
-  uint64_t room_ = 0;
 };
 
 }  // namespace
@@ -751,8 +404,8 @@ const Declaration<WebdatasetSource>& WebdatasetSource::Declared() {
               "of `shape` ([]); for these two `longer`, fail or cut; with "
               "`member`, its "
               "extension, a pattern (*.jpg) or several by preference (jpg;png; "
-              "NAME), or __key__, the name of the sample, `pointer`, where a "
-              "JSON member has it (/label), and for "
+              "NAME), or __key__, the sample's name, `pointer`, where a JSON "
+              "member has it (/label), and for "
               "numbers `default`, the values where a sample lacks it (an error "
               "of the sample). Left out, an error proposes them")
           .Optional("extension", &WebdatasetSource::extension,
@@ -778,7 +431,7 @@ OpenedSource WebdatasetSource::Open(OpenProgress* progress) const {
         return SampleScan(*this, file, records).Run();
       }};
   for (const RecordFeature& each : features) {
-    if (IsKey(each) &&
+    if (each.key_or_name() == kSampleName &&
         (each.kind != RecordFeature::Kind::kText || each.pointer)) {
       return InvalidArgumentError(
           "webdataset: feature '{}': __key__ is a text, the name of a sample: "
@@ -795,7 +448,14 @@ OpenedSource WebdatasetSource::Open(OpenProgress* progress) const {
   }
   PENSTOCK_ASSIGN_OR_RETURN(Index index, Index::Open(files, scanner, progress));
   PENSTOCK_RETURN_IF_ERROR(index.ChooseIo(io));
-  return std::unique_ptr<Source>(new Webdataset(*this, std::move(index)));
+  RecordFeatures read = features;
+  std::vector<bool> numbers;
+  for (RecordFeature& each : read) {
+    numbers.push_back(IsNumberMember(each));
+    if (!each.pointer && IsJsonList(each)) each.pointer = "";  // all of it
+  }
+  return std::unique_ptr<Source>(
+      new Webdataset("member", read, std::move(numbers), std::move(index)));
 }
 
 }  // namespace penstock

@@ -1,13 +1,17 @@
 #include <algorithm>
+#include <numeric>
+#include <unordered_map>
 #include <utility>
 
 #include "broker/declare/declaration.h"
 #include "broker/declare/spec_path.h"
 #include "broker/index/fingerprint.h"
+#include "broker/plan/orders.h"
 #include "broker/plan/select.h"
 #include "broker/source/kinds.h"
 #include "broker/source/parts.h"
 #include "broker/source/selection.h"
+#include "common/printable.h"
 #include "common/quantity.h"
 
 namespace penstock {
@@ -20,8 +24,13 @@ size_t RangesOf(const ReadRequest& request) {
 
 class Zip final : public SourceOfParts {
  public:
-  Zip(std::vector<OpenedPart> parts, RawSpec raw_spec)
-      : SourceOfParts(std::move(parts)), raw_spec_(std::move(raw_spec)) {
+  // lonely: records of the first part that a join leaves out.
+  Zip(std::vector<OpenedPart> parts, RawSpec raw_spec, uint64_t lonely,
+      std::string join)
+      : SourceOfParts(std::move(parts)),
+        raw_spec_(std::move(raw_spec)),
+        lonely_(lonely),
+        join_(std::move(join)) {
     records_ = opened()[0].order->size();
     for (const OpenedPart& part : opened()) {
       records_ = std::min(records_, part.order->size());
@@ -148,8 +157,15 @@ class Zip final : public SourceOfParts {
     }
     return text;
   }
+  std::string left_out() const override {
+    const std::string text = SourceOfParts::left_out();
+    if (lonely_ == 0) return text;
+    return text + (text.empty() ? "" : "; ") +
+           Format("{} of parts[0] without one in each other part",
+                  Counted(lonely_, "record"));
+  }
   std::string fingerprint() const override {
-    Fingerprint all("zip");
+    Fingerprint all("zip" + join_);
     for (const OpenedPart& part : opened()) {
       all.Add(part.source->fingerprint());
       all.Add(part.source->record_count());
@@ -174,14 +190,114 @@ class Zip final : public SourceOfParts {
   }
 
   const RawSpec raw_spec_;
+  const uint64_t lonely_;
+  const std::string join_;  // "": as they come
   uint64_t records_ = 0;
   std::vector<std::pair<size_t, size_t>> features_;  // part, feature of it
 };
 
+// ---- by a column -----------------------------------------------------------
+
+std::string TextOf(const ColumnValue& value) {
+  return std::visit(
+      [](const auto& each) { return Printable(Format("{}", each)); }, value);
+}
+
+// The values of a part's records in the column.
+StatusOr<std::function<ColumnValue(uint64_t row)>> ColumnOf(
+    const OpenedPart& part, const std::string& name,
+    const OrderBudget& budget) {
+  const SelectContext context = part.selection.Context(*part.source, 0, budget);
+  for (const Column& column : context.columns) {
+    if (column.name != name) continue;
+    return std::function<ColumnValue(uint64_t)>(
+        [&part, value = column.value](uint64_t row) {
+          return value(part.RecordOf(row));
+        });
+  }
+  return InvalidArgumentError(
+      "has no column '{}' to join by: a number or a text (`max_bytes`) of its "
+      "records (of tar files and LMDB, the member __key__)",
+      name);
+}
+
+// The orders become those of records that belong together. Returns how many of
+// the first part are left out.
+StatusOr<uint64_t> Join(const std::string& by, OnMissing on_missing,
+                        const OrderBudget& budget,
+                        std::vector<OpenedPart>* parts) {
+  constexpr uint64_t kRowBytes = 96;  // of an entry of the map, about
+  constexpr size_t kNamed = 5;
+  const uint64_t all = (*parts)[0].order->size();
+  PENSTOCK_RETURN_IF_ERROR(
+      budget.reserve(all * parts->size() * sizeof(uint64_t)));
+  // Rows of each part, by those of the first.
+  std::vector<std::shared_ptr<std::vector<uint64_t>>> rows;
+  for (size_t i = 0; i < parts->size(); ++i) {
+    rows.push_back(std::make_shared<std::vector<uint64_t>>(all));
+  }
+  std::iota(rows[0]->begin(), rows[0]->end(), uint64_t{0});
+  std::string lonely_names;
+  uint64_t lonely = 0;
+  const auto path = [](size_t i) { return Format("zip.parts[{}]", i); };
+  std::vector<std::function<ColumnValue(uint64_t row)>> columns;
+  for (size_t i = 0; i < parts->size(); ++i) {
+    auto column = ColumnOf((*parts)[i], by, budget);
+    if (!column.ok()) return AtPath(path(i), column.status());
+    columns.push_back(*std::move(column));
+  }
+  std::vector<bool> is_lonely(all);
+  for (size_t i = 1; i < parts->size(); ++i) {
+    const uint64_t count = (*parts)[i].order->size();
+    PENSTOCK_RETURN_IF_ERROR(budget.reserve(count * kRowBytes));
+    std::unordered_map<ColumnValue, uint64_t> places;
+    PENSTOCK_RETURN_IF_ERROR(
+        ForEachRow(count, budget, [&](uint64_t row) -> Status {
+          const auto [place, is_new] = places.emplace(columns[i](row), row);
+          if (is_new) return OkStatus();
+          return AtPath(path(i),
+                        InvalidArgumentError(
+                            "two of its records have {} '{}': {} and {}", by,
+                            TextOf(place->first), place->second, row));
+        }));
+    PENSTOCK_RETURN_IF_ERROR(
+        ForEachRow(all, budget, [&](uint64_t row) -> Status {
+          const ColumnValue value = columns[0](row);
+          const auto found = places.find(value);
+          if (found != places.end()) (*rows[i])[row] = found->second;
+          if (found != places.end() || is_lonely[row]) return OkStatus();
+          is_lonely[row] = true;
+          if (++lonely <= kNamed) {
+            lonely_names += Format("{}'{}' (not in parts[{}])",
+                                   lonely == 1 ? "" : ", ", TextOf(value), i);
+          }
+          return OkStatus();
+        }));
+  }
+  if (lonely > 0 && (on_missing == OnMissing::kError || lonely == all)) {
+    return InvalidArgumentError(
+        "zip: {} of parts[0] {} no record of the same {} in another part: "
+        "{}{}{}",
+        Counted(lonely, "record"), lonely == 1 ? "has" : "have", by,
+        lonely_names, lonely > kNamed ? ", ..." : "",
+        lonely == all ? "" : "; `on_missing: skip` leaves them out");
+  }
+  for (size_t i = 0; i < parts->size(); ++i) {
+    uint64_t kept = 0;
+    for (uint64_t row = 0; row < all; ++row) {
+      if (!is_lonely[row]) (*rows[i])[kept++] = (*rows[i])[row];
+    }
+    (*parts)[i].order =
+        ListRows(std::move((*parts)[i].order), rows[i], 0, kept);
+  }
+  return lonely;
+}
+
 }  // namespace
 
 bool ZipSource::operator==(const ZipSource& other) const {
-  return parts == other.parts;
+  return parts == other.parts && by == other.by &&
+         on_missing == other.on_missing;
 }
 
 const Declaration<ZipSource>& ZipSource::Declared() {
@@ -199,6 +315,16 @@ const Declaration<ZipSource>& ZipSource::Declared() {
           .Required("parts", &ZipSource::parts, ListOfParts(),
                     "each with a selection of its own, and a prefix for the "
                     "names of its features")
+          .Optional(
+              "by", &ZipSource::by,
+              Maybe(Text("the name of a column",
+                         [](std::string_view name) { return !name.empty(); })),
+              "a join: to each record of parts[0], the record of each "
+              "other part with the same number or text in this column, "
+              "which each part has before its prefix")
+          .Optional("on_missing", &ZipSource::on_missing, OnMissingType(),
+                    "a record of parts[0] without such a one is an error that "
+                    "names it, or is left out")
           .Check([](const YamlValue& value, ZipSource* zip) {
             return CheckPartKeys(value, zip->parts, {.prefix = true});
           });
@@ -221,8 +347,10 @@ OpenedSource ZipSource::Open(OpenProgress* progress,
                                 [progress] { return progress->cancel.load(); }};
     auto order = (*source)->OrderOf(0, budget);
     if (!order.ok()) return AtPath(path + ".source", order.status());
-    auto selection =
-        Selection::Open(parts[i].select, parts[i].source, **source, progress);
+    std::vector<ColumnUse> uses;
+    if (by) uses.push_back({"by", *by});
+    auto selection = Selection::Open(parts[i].select, parts[i].source, **source,
+                                     progress, std::move(uses));
     if (!selection.ok()) return AtPath(path, selection.status());
     order = Select(parts[i].select, *std::move(order),
                    selection->Context(**source, 0, budget));
@@ -253,8 +381,15 @@ OpenedSource ZipSource::Open(OpenProgress* progress,
     zipped.push_back(
         {*std::move(source), *std::move(selection), *std::move(order), prefix});
   }
-  return std::unique_ptr<Source>(
-      std::make_unique<Zip>(std::move(zipped), std::move(raw_spec)));
+  uint64_t lonely = 0;
+  if (by) {
+    const OrderBudget budget = {progress->reserve,
+                                [progress] { return progress->cancel.load(); }};
+    PENSTOCK_ASSIGN_OR_RETURN(lonely, Join(*by, on_missing, budget, &zipped));
+  }
+  return std::unique_ptr<Source>(std::make_unique<Zip>(
+      std::move(zipped), std::move(raw_spec), lonely,
+      by ? Format(" by {}{}", *by, lonely > 0 ? " skip" : "") : ""));
 }
 
 }  // namespace penstock

@@ -348,7 +348,8 @@ PENSTOCK = os.path.join(os.path.dirname(sys.executable), "penstock")
 OF_ITS_OWN = {
     "mix": {"parts": inspect.Parameter.empty, "weights": None, "when_out": None,
             "schedule": None, "block": None},
-    "zip": {"parts": inspect.Parameter.empty, "prefixes": None},
+    "zip": {"parts": inspect.Parameter.empty, "prefixes": None, "by": None,
+            "on_missing": None},
     "range": {"start": inspect.Parameter.empty, "stop": None, "step": 1},  # Python's
     "crop": {"how": inspect.Parameter.empty, "size": inspect.Parameter.empty,
              "feature": None, "mask": None, "boxes": None, "interpolation": None},

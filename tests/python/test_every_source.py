@@ -182,6 +182,16 @@ def mds(folder, damaged):
     return penstock.Dataset.mds(folder, {"t": {"max_bytes": RECORDS}})
 
 
+def lmdb(folder, damaged):
+    environment = pytest.importorskip("lmdb").open(str(folder), map_size=1 << 20)
+    with environment, environment.begin(write=True) as transaction:
+        for n in range(RECORDS):
+            transaction.put(b"label-%03d" % n,
+                            b"twelve" if damaged and n == BAD else b"%d" % n)
+        transaction.put(b"num-samples", b"%d" % RECORDS)
+    return penstock.Dataset.lmdb(folder, {"n": {"key": "label-*", **N["n"]}})
+
+
 def python(folder, damaged):
     return penstock.Dataset.python("squares:Squares",
                                    args={"bad": BAD} if damaged else {})
@@ -200,7 +210,7 @@ def synthetic(folder, damaged):
 
 
 SOURCES = [image_folder, coco, audio_folder, idx, fixed_length_records, text_lines, json_lines, csv, tokens,
-           npy, npz, tfrecord, webdataset, mds, python, range_, tensors, synthetic]
+           npy, npz, tfrecord, webdataset, mds, lmdb, python, range_, tensors, synthetic]
 # What a record is told by, behind its file.
 DAMAGE = {
     image_folder: r"05\.jpg: .*",
@@ -215,6 +225,7 @@ DAMAGE = {
     tfrecord: r"a\.tfrecord, record 5 at offset \d+: the checksum of its data is wrong",
     webdataset: r"a\.tar, sample 5 at offset \d+: member cls: wanted a number",
     mds: r"a\.mds, sample 5 at offset \d+: column 't' \(str\): 99 bytes by its size; 5 are",
+    lmdb: r"data\.mdb, sample 5 at offset \d+: key label-\*: wanted a number",
     python: r"squares:Squares\[5\]: .*ValueError: no such square",
 }
 

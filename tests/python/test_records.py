@@ -87,6 +87,45 @@ def test_a_broken_sample_is_skipped(attach, tmp_path):
     assert rows_of(skipped, "cls") == [(0,), (2,)]
 
 
+def test_a_join_of_pictures_and_captions(attach, tmp_path):
+    """Shards of pictures and lines of captions in another order, by key."""
+    for shard in range(2):
+        write_shard(tmp_path / f"p-{shard}.tar", {
+            f"dir/{n:03}.npy": b"%03d" % n for n in range(20 * shard, 20 * shard + 20)})
+    order = np.random.default_rng(3).permutation(60)
+    (tmp_path / "captions.jsonl").write_text("".join(
+        json.dumps({"id": f"dir/{n:03}", "caption": "word " * int(n % 7)}) + "\n"
+        for n in order if n not in (5, 21)))
+    pictures = penstock.Dataset.webdataset(tmp_path / "p-{0..1}.tar", {
+        "id": {"member": "__key__", "max_bytes": 16},
+        "value": {"member": "npy", "dtype": "uint8", "shape": [3]}})
+    captions = penstock.Dataset.json_lines(tmp_path / "captions.jsonl", {
+        "id": {"max_bytes": 16}, "caption": {"max_bytes": 64}})
+
+    def joined(**options):
+        return penstock.Dataset.zip([pictures, captions], prefixes=[None, "c_"], by="id",
+                                    **options)
+
+    with pytest.raises(penstock.InvalidArgument,
+                       match="2 records of parts.0. have no record of the same id .*"
+                             "'dir/005' .*'dir/021' .*on_missing: skip"):
+        attach(joined().batch(4), job="fails")
+    dataset = joined(on_missing="skip").shuffle(seed=2).batch(4, last="partial")
+    columns = ("id", "id_bytes", "value", "c_id", "c_caption", "c_caption_bytes")
+    rows = rows_of(attach(dataset, job="whole"), *columns)
+    wanted = [n for n in range(40) if n not in (5, 21)]
+    assert sorted(int(bytes(row[2])) for row in rows) == wanted
+    for name, size, value, other, caption, caption_size in rows:
+        n = int(bytes(value))
+        assert text_of(name, size) == text_of(other, size) == f"dir/{n:03}"
+        assert text_of(caption, caption_size) == "word " * (n % 7)
+    first = attach(dataset, job="first")
+    taken = [first.next()["value"].tolist() for _ in range(3)]
+    second = attach(dataset, state=first.state_dict(), job="second")
+    assert sum(taken, []) + [value for value, in rows_of(second, "value")] == [
+        row[2] for row in rows]
+
+
 @pytest.mark.parametrize("mode, way_out", [
     ("w:gz", "gunzip"), ("w:bz2", "bunzip2"), ("w:xz", "unxz")])
 def test_compressed_shards_are_refused_with_the_way_out(attach, tmp_path, mode, way_out):

@@ -66,6 +66,10 @@ std::vector<Kind> Kinds() {
        "webdataset: {files: data, features: {image: {member: jpg;png, encoded: "
        "true}, label: {member: cls, dtype: int64, shape: []}}}",
        Golden("ustar.tar")},
+      {"lmdb",
+       "lmdb: {files: data, features: {image: {key: image-*, encoded: true}, "
+       "word: {key: label-*, max_bytes: 9}}}",
+       Golden("pairs.mdb")},
       {"image_folder", "image_folder: {path: pictures}", "no picture"}};
 }
 

@@ -143,6 +143,51 @@ TEST_F(ReadColumnsTest, OfPartsAndOfAZip) {
   EXPECT_THAT(*zip, ElementsAre(0, 3, 6));
 }
 
+TEST_F(ReadColumnsTest, AZipJoinsByOne) {
+  const auto lines = [this](const std::string& name,
+                            const std::vector<std::string>& keys) {
+    std::string text;
+    for (const std::string& key : keys)
+      text += Format("{{\"k\": \"{}\"}}\n", key);
+    return "{source: {json_lines: {files: " + Write(name, text) +
+           ", fields: {k: {max_bytes: 4}}}}";
+  };
+  // The records of each part.
+  const auto joined = [&](const std::string& right, const std::string& more) {
+    const auto spec = ParseDatasetSpec(
+        "dataset: d\nbatch: {size: 1}\nsource: {zip: {by: k, parts: [" +
+            lines("a", {"x", "y", "é", "z"}) + "}, " + right +
+            ", prefix: b_}]" + more + "}}\n",
+        "a.yaml", "/");
+    EXPECT_TRUE(spec.ok()) << spec.status().message();
+    const auto source = OpenSource(spec->source, nullptr);
+    if (!source.ok()) return source.status().message();
+    std::string records;
+    for (uint64_t i = 0; i < (*source)->record_count(); ++i) {
+      const std::string both = (*source)->Describe(i);
+      records += both.substr(both.rfind("line")) + ", ";
+    }
+    return records + (*source)->left_out() + " " + (*source)->fingerprint();
+  };
+  const std::string whole = joined(lines("b", {"z", "u", "é", "x", "y"}), "");
+  EXPECT_THAT(whole, testing::StartsWith("line 4, line 5, line 3, line 1,  "));
+  EXPECT_EQ(whole, joined(lines("b", {"z", "u", "é", "x", "y"}), ""));
+  const std::string some = lines("b", {"z", "y", "w"});
+  EXPECT_THAT(joined(some, ""),
+              HasSubstr("2 records of parts[0] have no record of the same k in "
+                        "another part: 'x' (not in parts[1]), 'é' (not in "
+                        "parts[1]); `on_missing: skip` leaves them out"));
+  EXPECT_THAT(joined(some, ", on_missing: skip"),
+              testing::StartsWith("line 2, line 1, 2 records of parts[0] "
+                                  "without one in each other part "));
+  EXPECT_THAT(joined(lines("b", {"w"}), ", on_missing: skip"),
+              HasSubstr("4 records of parts[0] have no record"));
+  EXPECT_THAT(joined(lines("b", {"x", "y", "x"}), ""),
+              HasSubstr("parts[1]: two of its records have k 'x': 0 and 2"));
+  EXPECT_THAT(joined("{source: {range: 9}", ""),
+              HasSubstr("has no column 'k' to join by"));
+}
+
 TEST_F(ReadColumnsTest, OfLinesOfJson) {
   const std::string path =
       Write("a.jsonl", "{\"s\": \"x\"}\n{\"s\": \"y\"}\n{\"s\": \"x\"}\n");

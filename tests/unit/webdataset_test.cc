@@ -258,34 +258,6 @@ TEST_F(WebdatasetTest, EveryFormatOfTarHasTheSameSamples) {
   }
 }
 
-TEST_F(WebdatasetTest, TheNameOfASampleIsAText) {
-  constexpr char kFeatures[] =
-      "{key: {member: __key__, max_bytes: 300}, label: {member: cls, dtype: "
-      "int64, shape: []}}";
-  for (const char* format : {"ustar", "gnu", "pax"}) {
-    const auto source = Open(std::string(kGolden) + format + ".tar", kFeatures);
-    ASSERT_TRUE(source.ok()) << source.status().message();
-    const auto name = [&](uint64_t record) {
-      const std::vector<std::string> features = Record(**source, record);
-      EXPECT_EQ(features.size(), 3u);
-      int64_t bytes = 0;
-      std::memcpy(&bytes, features[1].data(), sizeof(bytes));
-      return features[0].substr(0, static_cast<size_t>(bytes));
-    };
-    EXPECT_EQ(name(0), "b") << format;
-    EXPECT_EQ(name(1), "../a");
-    // Longer than the field of a header.
-    EXPECT_THAT(name(2), testing::MatchesRegex("(folder/){20,40}name"));
-  }
-  const auto by_name =
-      Open(std::string(kGolden) + "gnu.tar", "{__key__: {max_bytes: 2}}");
-  EXPECT_TRUE(by_name.ok()) << by_name.status().message();
-  const auto number = Open(std::string(kGolden) + "gnu.tar",
-                           "{key: {member: __key__, dtype: int64, shape: []}}");
-  EXPECT_THAT(number.status().message(),
-              HasSubstr("__key__ is a text, the name of a sample"));
-}
-
 TEST_F(WebdatasetTest, MembersFarFromEachOtherAreReadByThemselves) {
   const auto source = Open(Write(
       Member("a.cls", "4") + Member("other.bin", std::string(70'000, 'x')) +
@@ -322,6 +294,60 @@ TEST_F(WebdatasetTest, ASampleWithoutAMemberIsAnErrorOrLeftOut) {
            OnMissing::kSkip);
   EXPECT_EQ((*defaults)->record_count(), 2u);
   EXPECT_THAT(Record(**defaults, 0), ElementsAre(Int64(-1), "a"));
+}
+
+TEST_F(WebdatasetTest, ASampleHasItsName) {
+  constexpr char kNamed[] =
+      "{image: {member: jpg;png, encoded: true}, name: {member: __key__, "
+      "max_bytes: 250}}";
+  const std::string longest = std::string(120, 'n') + "/1";
+  const auto pax = [](const std::string& key, const std::string& value) {
+    const std::string record = " " + key + "=" + value + "\n";
+    return std::to_string(record.size() + 3) + record;
+  };
+  std::string split = Header("1.jpg", 1);
+  split.replace(345, 3, "dir");
+  split.replace(148, 8, "        ");
+  unsigned sum = 0;
+  for (const char c : split) sum += static_cast<unsigned char>(c);
+  split.replace(148, 8, Format("{:06o}", sum) + std::string("\0 ", 2));
+  const std::string file = Write(Member("a/b.jpg", "a") +
+                                 Member("x",
+                                        pax("comment", std::string(90, '-')) +
+                                            pax("path", longest + ".jpg"),
+                                        'x') +
+                                 Member("short.jpg", "b") +
+                                 Member("L", "gnu" + longest + ".jpg\0", 'L') +
+                                 Member("short.jpg", "c"));
+  const auto source = Open(file, kNamed);
+  ASSERT_TRUE(source.ok()) << source.status().message();
+  ASSERT_EQ((*source)->record_count(), 3u);
+  const std::string names[] = {"a/b", std::string(120, 'n') + "/1",
+                               "gnu" + std::string(120, 'n') + "/1"};
+  for (size_t i = 0; i < 3; ++i) {
+    std::string room = names[i];
+    room.resize(250);
+    EXPECT_THAT(Record(**source, i),
+                ElementsAre(std::string(1, static_cast<char>('a' + i)), room,
+                            Int64(static_cast<int64_t>(names[i].size()))));
+  }
+  // A selection by the name reads no picture.
+  const std::vector<std::string> wanted = {"name"};
+  const auto alone = (*source)->OfFeatures(wanted);
+  ASSERT_NE(alone, nullptr);
+  ReadRequest request;
+  alone->Locate(1, &request);
+  EXPECT_EQ(request.bytes, names[1].size());
+  EXPECT_EQ(Record(*alone, 1)[0].substr(0, names[1].size()), names[1]);
+  EXPECT_THAT(
+      Open(Write(split + std::string(512, 'x')), kNamed).status().message(),
+      AllOf(HasSubstr("the name 'dir/1.jpg' is in two pieces (ustar)"),
+            HasSubstr("tar --format=posix")));
+  EXPECT_TRUE(Open(file, "{__key__: {max_bytes: 250}}").ok());
+  EXPECT_THAT(Open(file, "{key: {member: __key__, dtype: int64, shape: []}}")
+                  .status()
+                  .message(),
+              HasSubstr("__key__ is a text, the name of a sample"));
 }
 
 TEST_F(WebdatasetTest, ListsDifferInLength) {

@@ -299,6 +299,20 @@ class Dataset:
             verify=verify, io=io), name)
 
     @classmethod
+    def lmdb(cls, files: Files, features: Optional[Mapping[str, Any]] = None, *,
+             database: Optional[str] = None, on_missing: Optional[str] = None,
+             io: Optional[str] = None, name: Optional[str] = None) -> "Dataset":
+        """LMDB files, or their folders. ``features``: as in ``webdataset``, with
+        "key" for "member": a key with one ``*`` ("image-*", "label-*"; "*" if there is
+        none), which stands for what the keys of a sample have in common. The samples are
+        the keys of the first feature. Without them an error proposes them.
+        ``database``: one with a name, else the main one."""
+        return cls._of("lmdb", given(
+            files=absolute_files(files),
+            features=None if features is None else features_of(features),
+            database=database, on_missing=on_missing, io=io), name)
+
+    @classmethod
     def parquet(cls, files: Files,
                 columns: Union[str, Sequence[str], None] = None, *,
                 max_length: Optional[Mapping[str, int]] = None,
@@ -438,16 +452,20 @@ class Dataset:
     @classmethod
     def zip(cls, parts: Sequence["Dataset"],
             prefixes: Optional[Sequence[Optional[str]]] = None, *,
+            by: Optional[str] = None, on_missing: Optional[str] = None,
             name: Optional[str] = None) -> "Dataset":
         """Records made of one record of each of several datasets, as tf.data's zip:
         record i has the features of record i of each; it ends with the shortest.
-        ``prefixes``: what the names of the features of each part begin with."""
+        ``prefixes``: what the names of the features of each part begin with. ``by``: a
+        join: each record of the first part, with those of the others that have the same
+        number or text in this feature (before its prefix). ``on_missing``: "error", or
+        "skip" records of the first part without such a one."""
         _check_list(parts, "zip([a, b])")
         if prefixes is not None and len(prefixes) != len(parts):
             raise ValueError(f"{len(prefixes)} prefixes for {len(parts)} parts")
         return cls._of("zip", {"parts": [
             {**_part(part), **given(prefix=prefixes[i] if prefixes else None)}
-            for i, part in enumerate(parts)]}, name)
+            for i, part in enumerate(parts)], **given(by=by, on_missing=on_missing)}, name)
 
     @classmethod
     def from_file(cls, path: Path) -> "Dataset":
