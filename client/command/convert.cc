@@ -484,6 +484,7 @@ class Converter {
     if (!keys_.insert(key).second) keys_.insert(key += "-" + number);
     return key;
   }
+
   // The shard is whole; the row that comes next.
   Status EndShard(uint64_t row, uint64_t taken) {
     PENSTOCK_RETURN_IF_ERROR(WaitForShard());

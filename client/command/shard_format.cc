@@ -143,6 +143,19 @@ class Webdataset final : public ShardFormat {
     }
   }
 
+  // InvalidArgument: two features would have one name.
+  Status CheckMembers() const {
+    std::set<std::string> known;
+    for (size_t i = 0; i < columns_.size(); ++i) {
+      if (members_[i] == "json" || known.insert(members_[i]).second) continue;
+      return InvalidArgumentError(
+          "webdataset: two features have the name '{}' in small letters: "
+          "`rename` one",
+          columns_[i].feature.name);
+    }
+    return OkStatus();
+  }
+
   const char* extension() const override { return "tar"; }
 
   Status Add(const std::string& key, std::span<const RowValue> row) override {
@@ -674,8 +687,9 @@ StatusOr<std::unique_ptr<ShardFormat>> ShardFormat::Make(
     return std::unique_ptr<ShardFormat>(
         std::make_unique<Mds>(std::move(columns)));
   }
-  return std::unique_ptr<ShardFormat>(
-      std::make_unique<Webdataset>(std::move(columns)));
+  auto webdataset = std::make_unique<Webdataset>(std::move(columns));
+  PENSTOCK_RETURN_IF_ERROR(webdataset->CheckMembers());
+  return std::unique_ptr<ShardFormat>(std::move(webdataset));
 }
 
 }  // namespace penstock

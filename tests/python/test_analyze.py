@@ -320,6 +320,14 @@ def test_an_error_has_the_numbers_of_the_steps_of_the_spec(tmp_path):
     assert done.stderr.startswith("penstock: spec.yaml: map[3].cast: no feature 'y'")
 
 
+def test_a_copy_of_values_to_be_normalized_is_of_what_they_were(tmp_path):
+    stats = statistics_of(tmp_path, spec_of({"range": 4}, [
+        {"normalize": {"feature": "value", "from": "none.json"}},
+        {"copy": {"features": {"value": ["x"]}}},
+        {"clip": {"feature": "x", "max": 1}}]))
+    assert stats["features"]["x"]["mean"] == stats["features"]["value"]["mean"] == [1.5]
+
+
 def test_bad_arguments(tmp_path):
     for spec, message, *arguments in (
             (spec_of({"range": 0}), "range"),

@@ -359,6 +359,10 @@ def test_what_is_refused(table, photos, tmp_path):
     assert "map[1].flip: is random" in fails(spec, "--to", "fixed", "--out", new)
     assert "--steps 1 at most" in fails(spec, "--to", "fixed", "--out", new)
     fails(spec, "--to", "zip", "--out", new, status=2)
+    table.write_text(text.replace(
+        "      v: {", "      V: {dtype: float32, shape: [3], pointer: /v}\n      v: {"))
+    assert "two features have the name 'v' in small letters" in fails(
+        table, "--to", "webdataset", "--out", new)
     assert list(new.iterdir()) == []
 
 
