@@ -343,8 +343,11 @@ TEST_F(WebdatasetTest, ASampleHasItsName) {
       Open(Write(split + std::string(512, 'x')), kNamed).status().message(),
       AllOf(HasSubstr("the name 'dir/1.jpg' is in two pieces (ustar)"),
             HasSubstr("tar --format=posix")));
-  EXPECT_TRUE(Open(file, "{__key__: {max_bytes: 250}}").ok());
-  EXPECT_THAT(Open(file, "{key: {member: __key__, dtype: int64, shape: []}}")
+  EXPECT_TRUE(
+      Open(std::string(kGolden) + "gnu.tar", "{__key__: {max_bytes: 250}}")
+          .ok());
+  EXPECT_THAT(Open(std::string(kGolden) + "gnu.tar",
+                   "{key: {member: __key__, dtype: int64, shape: []}}")
                   .status()
                   .message(),
               HasSubstr("__key__ is a text, the name of a sample"));
