@@ -1,13 +1,10 @@
 #include <fcntl.h>
 
 #include <algorithm>
-#include <array>
-#include <memory>
 
 #include "broker/declare/declaration.h"
 #include "broker/source/kinds.h"
 #include "broker/source/lmdb_tree.h"
-#include "broker/source/npy_header.h"
 #include "broker/source/sample_members.h"
 #include "common/printable.h"
 
@@ -155,24 +152,6 @@ std::string OptionsOf(const LmdbSource& spec) {
 
 // ---- values as they are
 
-using Head = std::array<std::byte, kNpyHeaderBytesMax>;
-
-StatusOr<std::string_view> ReadHead(const DataFile& file, uint64_t offset,
-                                    uint64_t bytes, Head* head,
-                                    OpenProgress* progress) {
-  PENSTOCK_ASSIGN_OR_RETURN(
-      const uint64_t got,
-      file.Read(offset,
-                std::span(*head).first(std::min<uint64_t>(bytes, head->size())),
-                progress));
-  return std::string_view(reinterpret_cast<const char*>(head->data()), got);
-}
-
-// Protocols 2 to 5 begin with their number.
-bool IsPickle(std::string_view head) {
-  return head.size() > 2 && head[0] == '\x80' && head[1] >= 2 && head[1] <= 5;
-}
-
 Status PickleError(const std::string& path) {
   return InvalidArgumentError(
       "{}: its values are pickled objects of Python, which only Python may "
@@ -185,15 +164,14 @@ Status PickleError(const std::string& path) {
 Status CheckNotPickled(const RecordFeatures& features, const Index& index,
                        OpenProgress* progress) {
   const Index::Record record = index.At(0);
-  auto head = std::make_unique<Head>();
   for (size_t i = 0; i < features.size(); ++i) {
     const bool could_be = features[i].kind == RecordFeature::Kind::kEncoded ||
                           features[i].kind == RecordFeature::Kind::kText;
     if (!could_be || record.offsets[i] == FileRecords::kAbsent) continue;
-    PENSTOCK_ASSIGN_OR_RETURN(const std::string_view begin,
-                              ReadHead(*record.file, record.offsets[i],
-                                       record.bytes[i], head.get(), progress));
-    if (IsPickle(begin)) return PickleError(record.file->path());
+    SeenMembers seen;
+    PENSTOCK_RETURN_IF_ERROR(
+        seen.Add(*record.file, record.offsets[i], record.bytes[i], progress));
+    if (seen.pickles) return PickleError(record.file->path());
   }
   return OkStatus();
 }
@@ -215,28 +193,23 @@ Status AskFeaturesError(const LmdbSource& spec, const DataFile& file,
   ScannedFile scanned(file, progress);
   PENSTOCK_ASSIGN_OR_RETURN(
       LmdbTree tree, LmdbTree::Open(spec.database.value_or(""), &scanned));
-  auto head = std::make_unique<Head>();
   std::string features;
   std::string left_out;
   std::string from;
   for (size_t i = 0; i < kPatternsMax; ++i) {
     std::string pattern;
     SeenMembers seen;
-    bool are_pickles = false;
     PENSTOCK_RETURN_IF_ERROR(
         tree.ForEachFrom(from, [&](const LmdbEntry& entry) -> StatusOr<bool> {
           if (IsOfNoSample(entry.key)) return true;
           if (pattern.empty()) pattern = PatternOf(entry.key);
           if (!KeyPattern(pattern).Match(entry.key)) return false;
-          PENSTOCK_ASSIGN_OR_RETURN(
-              const std::string_view begin,
-              ReadHead(file, entry.offset, entry.bytes, head.get(), progress));
-          are_pickles |= IsPickle(begin);
-          seen.Add(begin, entry.bytes);
+          PENSTOCK_RETURN_IF_ERROR(
+              seen.Add(file, entry.offset, entry.bytes, progress));
           return seen.samples < kSamples;
         }));
     if (pattern.empty()) break;
-    if (are_pickles) return PickleError(file.path());
+    if (seen.pickles) return PickleError(file.path());
     const std::string what = seen.Proposed(/*is_number=*/false);
     const std::string prefix = pattern.substr(0, pattern.size() - 1);
     const size_t name = prefix.find_last_not_of("-_/:. ") + 1;
@@ -304,8 +277,9 @@ OpenedSource LmdbSource::Open(OpenProgress* progress) const {
   }
   bool has_pattern = features.empty();
   for (RecordFeature& each : spec.features) {
-    if (each.key.empty()) each.key = "*";
-    if (each.key == kSampleName) continue;
+    const bool is_name = each.key_or_name() == kSampleName;
+    if (each.key.empty()) each.key = is_name ? kSampleName : "*";
+    if (is_name) continue;
     has_pattern = true;
     if (std::count(each.key.begin(), each.key.end(), '*') == 1) continue;
     return InvalidArgumentError(

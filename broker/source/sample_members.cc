@@ -359,13 +359,21 @@ Status SourceOfMembers::Take(size_t i, std::span<const std::byte> member,
   return OkStatus();
 }
 
-void SeenMembers::Add(std::string_view head, uint64_t bytes) {
+Status SeenMembers::Add(const DataFile& file, uint64_t offset, uint64_t bytes,
+                        OpenProgress* progress) {
+  std::vector<std::byte> room(std::min<uint64_t>(bytes, kNpyHeaderBytesMax));
+  PENSTOCK_ASSIGN_OR_RETURN(const uint64_t got,
+                            file.Read(offset, room, progress));
+  const std::string_view head(reinterpret_cast<const char*>(room.data()), got);
   ++samples;
   bytes_least = std::min(bytes_least, bytes);
   bytes_most = std::max(bytes_most, bytes);
   pictures &= LooksLikePicture(head);
   sounds &= LooksLikeSound(head);
   text &= LooksLikeText(head);
+  // Protocols 2 to 5 begin with their number.
+  pickles &=
+      head.size() > 2 && head[0] == '\x80' && head[1] >= 2 && head[1] <= 5;
   std::string found;
   if (const auto header =
           ParseNpyHeader("", std::as_bytes(std::span(head)), bytes);
@@ -375,6 +383,7 @@ void SeenMembers::Add(std::string_view head, uint64_t bytes) {
   }
   if (samples == 1) array = found;
   same_array &= !found.empty() && found == array;
+  return OkStatus();
 }
 
 std::string SeenMembers::Proposed(bool is_number) const {
@@ -382,7 +391,7 @@ std::string SeenMembers::Proposed(bool is_number) const {
   if (is_number) return "dtype: int64, shape: []";
   if (same_array) return array;
   if (text) return ProposedText(bytes_most);
-  if (bytes_least != bytes_most) return "";
+  if (pickles || bytes_least != bytes_most) return "";
   return Format("dtype: uint8, shape: [{}]", bytes_most);
 }
 

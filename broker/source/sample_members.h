@@ -71,11 +71,13 @@ struct SeenMembers {
   bool pictures = true;
   bool sounds = true;
   bool text = true;
+  bool pickles = true;
   bool same_array = true;
   std::string array;
 
-  // head: the first bytes, up to kNpyHeaderBytesMax.
-  void Add(std::string_view head, uint64_t bytes);
+  // Reads how the member begins.
+  Status Add(const DataFile& file, uint64_t offset, uint64_t bytes,
+             OpenProgress* progress);
   // "encoded: true"; "": nothing that a spec can tell.
   std::string Proposed(bool is_number) const;
   // "txt (2 to 99 bytes)"

@@ -12,7 +12,6 @@
 
 #include "broker/declare/declaration.h"
 #include "broker/source/kinds.h"
-#include "broker/source/npy_header.h"
 #include "broker/source/sample_members.h"
 #include "broker/source/tar_scan.h"
 #include "common/printable.h"
@@ -266,14 +265,17 @@ class MemberProposal {
  public:
   static constexpr size_t kSamples = 64;
 
-  // head: the first bytes of the member.
-  void Add(const MemberName& name, std::string_view head, uint64_t bytes) {
+  Status Add(const MemberName& name, const TarMember& member,
+             const DataFile& file, OpenProgress* progress) {
+    if (samples_.size() == kSamples && !samples_.contains(name.sample)) {
+      return OkStatus();
+    }
     samples_.emplace(name.sample);
-    if (seen_.size() == kFeaturesMax && !seen_.contains(name.extension)) return;
-    seen_[name.extension].Add(head, bytes);
-  }
-  bool Wants(std::string_view sample) const {
-    return samples_.size() < kSamples || samples_.contains(sample);
+    if (seen_.size() == kFeaturesMax && !seen_.contains(name.extension)) {
+      return OkStatus();
+    }
+    return seen_[name.extension].Add(file, member.offset, member.bytes,
+                                     progress);
   }
 
   Status Error(const std::string& path) const {
@@ -338,24 +340,13 @@ Status AskFeaturesError(const WebdatasetSource& spec, OpenProgress* progress) {
                             DataFiles::Open(spec.files, *progress));
   const DataFile& file = found[0];
   MemberProposal proposal;
-  std::array<std::byte, kNpyHeaderBytesMax> head;
   ScannedFile scanned(file, progress);
   const auto scan =
       ForEachTarMember(&scanned, [&](const TarMember& member) -> Status {
         MemberName name;
-        if (!SplitName(member.name, spec.extension, &name) ||
-            !proposal.Wants(name.sample)) {
-          return OkStatus();
-        }
-        PENSTOCK_ASSIGN_OR_RETURN(
-            const uint64_t bytes,
-            file.Read(member.offset,
-                      std::span(head).first(
-                          std::min<uint64_t>(member.bytes, head.size())),
-                      progress));
-        proposal.Add(name, {reinterpret_cast<const char*>(head.data()), bytes},
-                     member.bytes);
-        return OkStatus();
+        return SplitName(member.name, spec.extension, &name)
+                   ? proposal.Add(name, member, file, progress)
+                   : OkStatus();
       });
   return scan.ok() ? proposal.Error(file.path()) : scan.status();
 }

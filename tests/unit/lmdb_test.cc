@@ -282,7 +282,7 @@ TEST_F(LmdbTest, ASampleHasItsName) {
                                     {"label-0017", "one"},
                                     {"label-22", ""}});
   const auto source = Open(Write(file),
-                           "{name: {key: __key__, max_bytes: 4}, number: {key: "
+                           "{__key__: {max_bytes: 4}, number: {key: "
                            "__key__, dtype: int64, shape: []}, image: {key: "
                            "image-*, encoded: true}}");
   ASSERT_TRUE(source.ok()) << source.status().message();
