@@ -36,9 +36,8 @@ std::string ShuffleText(const std::optional<JobState::Shuffle>& shuffle) {
 }
 
 std::string ShardsText(const std::optional<JobState::Shards>& shards) {
-  if (!shards) return "not by file";
-  return Format("by file over {} ranks in batches of {}", shards->count,
-                shards->batch);
+  if (!shards) return "over any ranks";
+  return Format("over {} ranks in batches of {}", shards->count, shards->batch);
 }
 
 }  // namespace
@@ -274,9 +273,9 @@ std::string DifferingIdentity(const JobState& state, const JobState& here) {
                   here.records);
   }
   if (state.selection != here.selection) {
-    return "selection: the records that `select`, `concat`, `mix` or "
-           "`window_files` choose, or their order, are others here than in the "
-           "state";
+    return "selection: the records that `select`, `concat`, `mix`, "
+           "`window_files` or `batch.buckets` choose, or their order, are "
+           "others here than in the state";
   }
   if (state.seed != here.seed) {
     return Format("seed: {} in the state, {} here", state.seed, here.seed);
@@ -286,7 +285,7 @@ std::string DifferingIdentity(const JobState& state, const JobState& here) {
                   ShuffleText(state.shuffle), ShuffleText(here.shuffle));
   }
   if (state.shards != here.shards) {
-    return Format("shard: divided {} in the state, {} here",
+    return Format("steps: divided {} in the state, {} here",
                   ShardsText(state.shards), ShardsText(here.shards));
   }
   return "";

@@ -9,9 +9,11 @@
 //                                           mix, window_files; left out
 //                                           without them
 //    "shuffle": {"seed": 42, "each_epoch": true},         or null
-//    "shards": {"count": 4, "batch": 256},  only with `shard: file`: the ranks
-//                                           that the files were divided over,
-//                                           and the rows of a step
+//    "shards": {"count": 4, "batch": 256},  only with `shard: file`, and with
+//                                           buckets of rows of a rank: the
+//                                           ranks that files or steps were
+//                                           divided over, and the rows (or
+//                                           tokens) of a step
 //    "weights": [[2, 512, 1, 4], ...],      only of a mix whose weights were
 //                                           changed while it ran: epoch and
 //                                           row from which on they hold, one

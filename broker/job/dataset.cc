@@ -167,9 +167,11 @@ StatusOr<Plan> PlanOf(const DatasetSpec& spec, const Dataset& dataset,
   }
   if (dataset.buckets != nullptr) {
     PENSTOCK_ASSIGN_OR_RETURN(
-        order, InBuckets(std::move(order), dataset.buckets, spec.batch,
-                         spec.batch.per_rank ? world_size : 1,
-                         spec.shuffle ? &*spec.shuffle : nullptr, budget));
+        order,
+        InBuckets(
+            std::move(order), dataset.buckets, spec.batch,
+            spec.batch.per_rank && spec.shard != ShardPolicy::kOff ? shards : 1,
+            spec.shuffle ? &*spec.shuffle : nullptr, budget));
   }
   if (spec.shard == ShardPolicy::kFile) {
     PENSTOCK_ASSIGN_OR_RETURN(

@@ -86,9 +86,9 @@ struct Dataset {
 // it or buckets are made of it; else only the columns that it goes by.
 std::string DatasetKey(const DatasetSpec& spec);
 
-// The plan of the spec's rows for so many ranks. shards: of `shard: file`, the
-// number of ranks that the files were first divided over. May take a pass over
-// the index. Errors: those of the order and of Plan::Make.
+// The plan of the spec's rows for so many ranks. shards: the number of ranks
+// that files (`shard: file`), or steps of buckets, were first divided over. May
+// take a pass over the index. Errors: those of the order and of Plan::Make.
 StatusOr<Plan> PlanOf(const DatasetSpec& spec, const Dataset& dataset,
                       uint32_t world_size, uint32_t shards,
                       const OrderBudget& budget = {});

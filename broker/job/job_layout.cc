@@ -60,10 +60,19 @@ StatusOr<PlanStart> StartOf(const JobState& state, const JobState& here,
   return start;
 }
 
-// The shards of `shard: file`: a resumed job keeps those it began with.
+// The ranks that files, or steps, are divided over: a resumed job keeps those
+// it began with.
 uint32_t ShardsOf(const JobOptions& options) {
   return options.start && options.start->shards ? options.start->shards->count
                                                 : options.world_size;
+}
+
+// Where the steps of buckets begin depends on how many ranks there are.
+bool StepsDependOnRanks(const JobOptions& options) {
+  const DatasetSpec& spec = options.spec;
+  const bool off = spec.shard == ShardPolicy::kOff;
+  return spec.batch.buckets && spec.batch.per_rank != off &&
+         (off || options.delivery.mode == DeliveryMode::kSplit);
 }
 
 JobState IdentityOf(const JobOptions& options, uint64_t records,
@@ -78,7 +87,7 @@ JobState IdentityOf(const JobOptions& options, uint64_t records,
     state.shuffle = JobState::Shuffle{options.spec.shuffle->seed,
                                       options.spec.shuffle->each_epoch};
   }
-  if (options.spec.shard == ShardPolicy::kFile) {
+  if (options.spec.shard == ShardPolicy::kFile || StepsDependOnRanks(options)) {
     const uint32_t shards = ShardsOf(options);
     state.shards =
         JobState::Shards{shards, GlobalBatchOf(options.spec, shards)};
@@ -118,11 +127,14 @@ StatusOr<Job::Layout> Job::PlanLayout(const JobOptions& options,
   const bool split = delivery.mode == DeliveryMode::kSplit;
   const uint32_t world_size = split ? options.world_size : 1;
   if (spec.shard == ShardPolicy::kOff) {
-    spec.batch.size = GlobalBatchOf(spec, options.world_size);
+    spec.batch.size = GlobalBatchOf(spec, ShardsOf(options));
     spec.batch.per_rank = true;
   }
   PENSTOCK_ASSIGN_OR_RETURN(
-      Plan plan, PlanOf(spec, dataset, world_size, ShardsOf(options), budget));
+      Plan plan,
+      PlanOf(spec, dataset, world_size,
+             split || spec.shard == ShardPolicy::kFile ? ShardsOf(options) : 1,
+             budget));
   for (const WeightsChange& change : WeightsOf(options)) {
     const bool is_mix = std::holds_alternative<MixSource>(spec.source);
     auto changed = is_mix ? plan.WithWeights(change, budget)

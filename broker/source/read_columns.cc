@@ -102,14 +102,16 @@ uint64_t BytesOf(const ReadRequest& request) {
 // Calls each(record, raw) for the records [begin, end), in any order.
 template <typename Each>
 Status ReadRecords(const Source& source, uint64_t begin, uint64_t end,
-                   const Each& each) {
+                   const WithoutValues& without, const Each& each) {
   std::vector<std::byte> scratch;
   RawRecord raw;
   ReadRequest request;
   source.Locate(begin, &request);
   if (request.kind == ReadRequest::Kind::kNone) {
     for (uint64_t record = begin; record < end; ++record) {
-      PENSTOCK_RETURN_IF_ERROR(source.Unpack(record, {}, &scratch, &raw));
+      const Status unpacked = source.Unpack(record, {}, &scratch, &raw);
+      if (!unpacked.ok() && without.has(record)) continue;
+      PENSTOCK_RETURN_IF_ERROR(unpacked);
       PENSTOCK_RETURN_IF_ERROR(each(record, raw));
     }
     return OkStatus();
@@ -147,7 +149,11 @@ Status ReadRecords(const Source& source, uint64_t begin, uint64_t end,
         if (status.ok()) {
           status = source.Unpack(read.record, done.read(), &scratch, &raw);
         }
-        if (status.ok()) status = each(read.record, raw);
+        if (status.ok()) {
+          status = each(read.record, raw);
+        } else if (without.has(read.record)) {
+          status = OkStatus();
+        }
       }
       bytes_in_flight -= read.bytes;
       reader->Release(done.ticket);
@@ -161,7 +167,8 @@ Status ReadRecords(const Source& source, uint64_t begin, uint64_t end,
 // The same of records that a process makes, in their order.
 template <typename Each>
 Status MakeRecords(const Source& source, uint64_t begin, uint64_t end,
-                   const OpenProgress& progress, const Each& each) {
+                   const WithoutValues& without, const OpenProgress& progress,
+                   const Each& each) {
   constexpr uint64_t kAtOnce = 1024;
   const std::unique_ptr<Source::Maker> maker =
       source.MakeMaker([&progress] { return progress.cancel.load(); });
@@ -180,6 +187,7 @@ Status MakeRecords(const Source& source, uint64_t begin, uint64_t end,
       maker->Expect(0, rest);
       made = maker->Make(0, rest.front(), &raw);
     }
+    if (!made.ok() && without.has(record)) continue;
     if (!made.ok()) return made.Prepend(source.Describe(record));
     PENSTOCK_RETURN_IF_ERROR(each(record, raw));
   }
@@ -291,16 +299,16 @@ class ColumnValues {
 
   // From the cache, else from the records.
   Status Find(const SourceSpec& spec, const Source& source,
-              OpenProgress* progress) {
+              const WithoutValues& without, OpenProgress* progress) {
     PENSTOCK_RETURN_IF_ERROR(progress->reserve(
         records_ *
         (readable_.bytes_feature ? sizeof(uint32_t) : sizeof(uint64_t))));
-    const std::string key = KeyOf(spec, source);
+    const std::string key = KeyOf(spec, source, without);
     const std::string path = key.empty() ? "" : CachePath(kCacheKind, key);
     PENSTOCK_ASSIGN_OR_RETURN(const bool cached,
                               ReadCache(path, key, progress));
     if (cached) return OkStatus();
-    PENSTOCK_RETURN_IF_ERROR(Read(source, progress));
+    PENSTOCK_RETURN_IF_ERROR(Read(source, without, progress));
     // A failure costs time at the next opening.
     if (!path.empty() && !source.Changed()) (void)WriteCache(path, key);
     return OkStatus();
@@ -312,7 +320,8 @@ class ColumnValues {
            readable_.dtype != DType::kFloat64;
   }
 
-  Status Read(const Source& source, OpenProgress* progress) {
+  Status Read(const Source& source, const WithoutValues& without,
+              OpenProgress* progress) {
     Texts texts(progress);
     if (readable_.bytes_feature) {
       places_.resize(records_);
@@ -356,8 +365,8 @@ class ColumnValues {
         return OkStatus();
       };
       PENSTOCK_RETURN_IF_ERROR(
-          is_made ? MakeRecords(column, begin, end, *progress, keep)
-                  : ReadRecords(column, begin, end, keep));
+          is_made ? MakeRecords(column, begin, end, without, *progress, keep)
+                  : ReadRecords(column, begin, end, without, keep));
       progress->done += kept % kProgress;
       return OkStatus();
     }));
@@ -366,7 +375,8 @@ class ColumnValues {
   }
 
   // Empty: nothing tells whether the data are the same.
-  std::string KeyOf(const SourceSpec& spec, const Source& source) const {
+  std::string KeyOf(const SourceSpec& spec, const Source& source,
+                    const WithoutValues& without) const {
     nlohmann::ordered_json key;
     const std::string data = source.fingerprint();
     if (data.empty()) return "";
@@ -376,6 +386,9 @@ class ColumnValues {
     key["data"] = data;
     key["changed"] = times.Hex();
     key["column"] = name_;
+    for (const auto& [path, digest] : without.files) {
+      key["without"].push_back(digest);
+    }
     key["penstock"] = PENSTOCK_VERSION;  // another one may read other values
     return key.dump();
   }
@@ -465,6 +478,7 @@ std::vector<std::string> ReadColumns::NamesOf(const Source& source) {
 StatusOr<ReadColumns> ReadColumns::Open(std::span<const ColumnUse> uses,
                                         const SourceSpec& spec,
                                         const Source& source,
+                                        const WithoutValues& without,
                                         OpenProgress* progress) {
   ReadColumns opened;
   if (source.record_count() == 0) return opened;
@@ -475,10 +489,13 @@ StatusOr<ReadColumns> ReadColumns::Open(std::span<const ColumnUse> uses,
     if (!IsRead(source, name) || !known.insert(name).second) continue;
     auto values =
         std::make_shared<ColumnValues>(name, *readable, source.record_count());
-    Status found = values->Find(spec, source, progress);
+    Status found = values->Find(spec, source, without, progress);
     if (found.code() == StatusCode::kDataLoss) {
       found = DataLossError(
-          "{}; `on_error` leaves out no record whose columns are read: mend it",
+          "{}; `on_error` leaves out no record whose columns are read: mend "
+          "it, "
+          "or begin `select` with `exclude` and the list of `penstock check "
+          "--all`",
           found.message());
     }
     if (!found.ok()) {

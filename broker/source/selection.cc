@@ -1,5 +1,7 @@
 #include "broker/source/selection.h"
 
+#include <algorithm>
+
 namespace penstock {
 
 StatusOr<Selection> Selection::Open(const std::vector<SelectSpec>& steps,
@@ -15,8 +17,27 @@ StatusOr<Selection> Selection::Open(const std::vector<SelectSpec>& steps,
   Selection opened;
   PENSTOCK_ASSIGN_OR_RETURN(opened.files_,
                             RecordFiles::Open(steps, spec, source, progress));
-  PENSTOCK_ASSIGN_OR_RETURN(opened.read_,
-                            ReadColumns::Open(uses, spec, source, progress));
+  // Records that are excluded before anything else need not be readable.
+  const auto has = opened.files_.Lookup(0);
+  std::vector<std::string> lists;
+  for (const SelectSpec& step : steps) {
+    const auto* exclude = std::get_if<ExcludeStep>(&step);
+    if (exclude == nullptr) break;
+    lists.push_back(exclude->records);
+  }
+  FileDigests excluded;
+  if (!lists.empty()) opened.files_.AddDigests(&excluded);
+  PENSTOCK_ASSIGN_OR_RETURN(
+      opened.read_, ReadColumns::Open(uses, spec, source,
+                                      {[&](uint64_t record) {
+                                         return std::any_of(
+                                             lists.begin(), lists.end(),
+                                             [&](const std::string& list) {
+                                               return has(list, record);
+                                             });
+                                       },
+                                       std::move(excluded)},
+                                      progress));
   return opened;
 }
 

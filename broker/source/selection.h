@@ -6,6 +6,7 @@
 #define BROKER_SOURCE_SELECTION_H_
 
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <memory>
 #include <span>
@@ -72,6 +73,12 @@ struct ColumnUse {
   std::string name;
 };
 
+// Records that have no values, and the files that say which.
+struct WithoutValues {
+  std::function<bool(uint64_t record)> has;
+  FileDigests files;  // none: there are no such records
+};
+
 // Columns that a selection goes by and a source knows only by reading its
 // records: numbers and texts of theirs. All records are read once, on several
 // threads, when the dataset is opened; the values stay in the cache folder.
@@ -79,11 +86,13 @@ struct ColumnUse {
 class ReadColumns {
  public:
   // Reads those that source.columns() has not. Errors begin with the path of
-  // what names the column: those of a record (DataLoss), of the promise of
-  // memory, Cancelled. Names of nothing are left to those who use them.
+  // what names the column: those of a record (DataLoss) that is not `without`
+  // values, of the promise of memory, Cancelled. Names of nothing are left to
+  // those who use them.
   static StatusOr<ReadColumns> Open(std::span<const ColumnUse> uses,
                                     const SourceSpec& spec,
                                     const Source& source,
+                                    const WithoutValues& without,
                                     OpenProgress* progress);
 
   // The features that it could read; none of a source that processes make.

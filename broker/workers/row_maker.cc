@@ -37,6 +37,7 @@ RowMaker::RowMaker(const Dataset& dataset, const DatasetSpec& spec,
   for (const auto& program : dataset.programs) {
     scratch_.push_back(program->MakeScratch(cancelled, &clock_));
   }
+  SetForm(dataset.element_spec());
 }
 
 void RowMaker::Expect(std::span<const Plan::Row> rows) {
@@ -68,7 +69,7 @@ Status RowMaker::Make(const Plan::Row& row, const ReadBytes& read,
   MadeBy by = MadeBy::kSource;
   const Status status = MakeMarked(row, read, from_cache, Wide(out), &by);
   if (by == MadeBy::kHead) PutInCache(row.record);
-  if (by != MadeBy::kNothing) return status.ok() ? Narrow(out) : status;
+  if (by != MadeBy::kNothing) return status.ok() ? FinishLists(out) : status;
   request_.more.clear();
   dataset_.source->Locate(row.record, &request_);
   cache_->NoteDamage(row.record, status,
@@ -118,35 +119,52 @@ Status RowMaker::MakeMarked(const Plan::Row& row, const ReadBytes& read,
 void RowMaker::SetForm(const ElementSpec& form) {
   if (form_ == &form) return;
   form_ = &form;
-  narrow_.clear();
-  const ElementSpec& row = dataset_.element_spec();
+  lists_.clear();
+  any_narrow_ = false;
+  // What programs make; parts that differ otherwise have programs of their own.
+  const ElementSpec& row =
+      dataset_.bucket_specs.empty() ? form : dataset_.element_spec();
   for (size_t i = 0; i < row.size(); ++i) {
-    if (form[i] == row[i]) continue;
-    narrow_.push_back(
-        {i, *LengthOf(row, row[i]), std::vector<std::byte>(row[i].RowBytes())});
+    const std::optional<uint32_t> length = LengthOf(row, row[i]);
+    if (!length) continue;
+    const bool narrow = form[i] != row[i];
+    lists_.push_back(
+        {i, *length, std::vector<std::byte>(narrow ? row[i].RowBytes() : 0)});
+    any_narrow_ |= narrow;
   }
 }
 
 RowMaker::Places RowMaker::Wide(Places out) {
-  if (narrow_.empty()) return out;
+  if (!any_narrow_) return out;
   wide_out_.assign(out.begin(), out.end());
-  for (NarrowList& each : narrow_) wide_out_[each.feature] = each.wide.data();
+  for (List& each : lists_) {
+    if (!each.wide.empty()) wide_out_[each.feature] = each.wide.data();
+  }
   return wide_out_;
 }
 
-Status RowMaker::Narrow(Places out) const {
-  for (const NarrowList& each : narrow_) {
+Status RowMaker::FinishLists(Places out) const {
+  for (const List& each : lists_) {
     const Feature& feature = (*form_)[each.feature];
     int64_t length = 0;
     std::memcpy(&length, out[each.length], sizeof(length));
     if (length < 0 || length > feature.shape[0]) {
+      const std::string& column = (*form_)[each.length].name;
+      if (each.wide.empty()) {
+        return DataLossError(
+            "'{}' is {}, and '{}' has room for {}: give it the number of "
+            "items, or another name",
+            column, length, feature.name, feature.shape[0]);
+      }
       return DataLossError(
           "feature '{}' has a length of {} here and column '{}' at most {} in "
-          "its bucket: `map` may make no list longer that batch.buckets goes "
+          "its bucket: `map` may make no list longer than batch.buckets goes "
           "by; give the longer one another name",
-          feature.name, length, (*form_)[each.length].name, feature.shape[0]);
+          feature.name, length, column, feature.shape[0]);
     }
-    std::memcpy(out[each.feature], each.wide.data(), feature.RowBytes());
+    if (!each.wide.empty()) {
+      std::memcpy(out[each.feature], each.wide.data(), feature.RowBytes());
+    }
   }
   return OkStatus();
 }

@@ -52,7 +52,7 @@ class RowMaker {
   // The part or bucket of the batch whose rows are made from here on: lists
   // have the room that it gives them.
   void SetPart(std::optional<uint32_t> part) {
-    if (!dataset_.bucket_specs.empty()) SetForm(dataset_.element_spec(part));
+    SetForm(dataset_.element_spec(part));
   }
   // These rows will be made next, in this order.
   void Expect(std::span<const Plan::Row> rows);
@@ -107,9 +107,10 @@ class RowMaker {
                     bool from_cache, Places out, MadeBy* by);
   void SetForm(const ElementSpec& form);
   // Where programs write a row, whose lists may have more room than `out`; and
-  // what of it is a row of the batch. DataLoss: a list is longer.
+  // what of it is a row of the batch. DataLoss: no length of a list, which a
+  // function may have made.
   Places Wide(Places out);
-  Status Narrow(Places out) const;
+  Status FinishLists(Places out) const;
   Status MakeByProcess(const Plan::Row& row);
   SampleQuarantine::Mark MarkOf(uint64_t record) const;
   void PutInCache(uint64_t record);
@@ -132,14 +133,15 @@ class RowMaker {
   std::unique_ptr<Source::Maker> process_;  // makes records; nullptr: unpacked
   std::function<void(size_t)> on_process_end_ = [](size_t) {};
   std::vector<Source::Wanted> wanted_;
-  // A list with less room in the batch than programs give it.
-  struct NarrowList {
+  struct List {
     size_t feature = 0;
     size_t length = 0;  // the feature that says it
+    // Where it is made if it has less room in the batch than programs give it.
     std::vector<std::byte> wide;
   };
   const ElementSpec* form_ = nullptr;
-  std::vector<NarrowList> narrow_;
+  std::vector<List> lists_;
+  bool any_narrow_ = false;
   std::vector<std::byte*> wide_out_;
   RawRecord raw_;
   RawRecord head_;  // what the head of `map` has made

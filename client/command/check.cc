@@ -317,10 +317,15 @@ StatusOr<int> Check(const CheckOptions& options) {
   }
   std::vector<DatasetIndex> indexes;
   std::vector<std::optional<TriedRow>> rows;
-  for (const SpecFile& file : files) {
-    PENSTOCK_ASSIGN_OR_RETURN(
-        DatasetIndex index,
-        IndexDataset(broker->AsCall(), file, options.world_size));
+  for (SpecFile& file : files) {
+    StatusOr<DatasetIndex> found =
+        IndexDataset(broker->AsCall(), file, options.world_size);
+    if (options.all && found.status().code() == StatusCode::kDataLoss) {
+      // A record that a column is read of is broken.
+      PENSTOCK_ASSIGN_OR_RETURN(file, OfAllRecords(broker.get(), file));
+      found = IndexDataset(broker->AsCall(), file, options.world_size);
+    }
+    PENSTOCK_ASSIGN_OR_RETURN(DatasetIndex index, std::move(found));
     rows.emplace_back();
     if (options.row && !options.all && !index.IsStream()) {
       rows.back() = TryRows(broker.get(), index);

@@ -91,6 +91,13 @@ StatusOr<std::string> ReadAll(AllRecords all, const std::string& dataset) {
   return text;
 }
 
+SpecFile Without(const SpecFile& file, const OrderedJson& spec) {
+  SpecFile without = file;
+  without.name = "";
+  without.text = spec.dump();
+  return without;
+}
+
 }  // namespace
 
 StatusOr<SpecFile> WithoutList(PrivateBroker* broker, const SpecFile& file,
@@ -109,10 +116,14 @@ StatusOr<SpecFile> WithoutList(PrivateBroker* broker, const SpecFile& file,
     return file;
   }
   spec["select"] = std::move(select);
-  SpecFile without = file;
-  without.name = "";
-  without.text = spec.dump();
-  return without;
+  return Without(file, spec);
+}
+
+StatusOr<SpecFile> OfAllRecords(PrivateBroker* broker, const SpecFile& file) {
+  PENSTOCK_ASSIGN_OR_RETURN(OrderedJson spec, ParsedSpec(broker, file));
+  spec.erase("select");
+  ReadAllOnce(&spec, 1);
+  return Without(file, spec);
 }
 
 StatusOr<AllChecked> CheckAllRecords(PrivateBroker* broker,

@@ -18,6 +18,10 @@ namespace penstock {
 StatusOr<SpecFile> WithoutList(PrivateBroker* broker, const SpecFile& file,
                                const std::string& list);
 
+// The spec of all records of its source, none of which has to be readable for
+// it: without `select` and buckets.
+StatusOr<SpecFile> OfAllRecords(PrivateBroker* broker, const SpecFile& file);
+
 struct AllChecked {
   uint64_t records = 0;  // read and made, or broken
   uint64_t count = 0;    // broken

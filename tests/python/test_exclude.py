@@ -94,3 +94,26 @@ def test_a_function_that_fails_is_told_of_its_record(pictures, tmp_path, monkeyp
     assert done.returncode == 1, done.stderr
     (line,) = (tmp_path / "broken.txt").read_text().splitlines()[1:]
     assert line.startswith("5\tsample 5 in ") and "ValueError" in line
+
+
+def test_what_is_excluded_need_not_be_readable_for_a_column(attach, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    lines = [json.dumps({"id": i, "tokens": [i] * (i % 9)}) for i in range(40)]
+    lines[5], lines[7] = lines[5][:-4], json.dumps({"id": 7, "tokens": [7] * 50})
+    (tmp_path / "rows.jsonl").write_text("\n".join(lines) + "\n")
+    rows = penstock.Dataset.json_lines(
+        "rows.jsonl", {"id": {"dtype": "int64"},
+                       "tokens": {"dtype": "int32", "max_length": 10}})
+    buckets = {"buckets": penstock.buckets("tokens.length", count=3)}
+    with pytest.raises(penstock.DataLoss, match="or begin `select` with `exclude`"):
+        attach(rows.batch(4, **buckets))
+    for select in (rows, rows.filter("id", min=3)):
+        done = check_all(tmp_path, select.batch(4, **buckets), "--out", "broken.txt")
+        assert done.returncode == 1, done.stderr
+        listed = (tmp_path / "broken.txt").read_text().splitlines()[1:]
+        assert [line.split()[0] for line in listed] == ["5", "7"]
+    good = rows.exclude("broken.txt")
+    left = [i for i in range(40) if i not in (5, 7)]
+    assert sorted(ids(attach(good.batch(4, **buckets), job="a"))) == left
+    again = attach(good.filter("id", min=3).batch(4, **buckets), job="b")
+    assert sorted(ids(again)) == left[3:]

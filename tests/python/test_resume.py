@@ -299,6 +299,25 @@ def test_a_state_of_any_step_gives_the_same_rest_to_any_number_of_ranks(
                             f"{case}, continued by {continuing} ranks from step {at} on")
 
 
+@pytest.mark.parametrize("size", [{"per_rank": 4}, {"tokens_per_rank": 20}])
+def test_buckets_of_a_rank_keep_the_steps_they_began_with(broker, folder, size):
+    dataset = lists(folder).shuffle(seed=3).batch(
+        buckets=penstock.buckets("tokens.length", count=3), **size).repeat(EPOCHS)
+    with ranks_of_a_job(dataset, 3) as readers:
+        wanted = steps_of(readers)
+    for at in some_steps(wanted, 1):
+        with ranks_of_a_job(dataset, 3) as readers:
+            assert_same(steps_of(readers, at), wanted[:at], f"3 ranks up to step {at}")
+            state = state_of(readers)
+        for continuing in CONTINUING:
+            with ranks_of_a_job(dataset, continuing, state) as readers:
+                assert_same(steps_of(readers, 1), wanted[at:at + 1], "one step")
+                again = state_of(readers)
+            with ranks_of_a_job(dataset, 2, again) as readers:
+                assert_same(steps_of(readers), wanted[at + 1:],
+                            f"continued by {continuing} and 2 ranks from step {at} on")
+
+
 # ---- rows that are kept ------------------------------------------------------
 
 

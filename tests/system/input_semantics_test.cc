@@ -155,9 +155,10 @@ TEST_F(InputSemanticsTest, Example05ShardedFilesResumeWithAnyNumberOfRanks) {
                 "batch: {per_rank: 2}\nepochs: 2\nshuffle: {seed: 3}"),
       0, 1);
   other.state = states[3];
-  EXPECT_THAT(AttachError(other),
-              HasSubstr("shard: divided by file over 2 ranks in batches of 4 "
-                        "in the state, not by file here"));
+  EXPECT_THAT(
+      AttachError(other),
+      HasSubstr("divided over 2 ranks in batches of 4 in the state, over "
+                "any ranks here"));
 }
 
 // 6. DATA: one file, divided by rows. Better: tf.distribute's workers each read
