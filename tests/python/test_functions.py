@@ -56,6 +56,10 @@ def bools(row):
     return {"mask": ~row["mask"], "large": row["value"] > 1}
 
 
+def lists(row):
+    return {"list": np.zeros(4, "int32"), "list.length": (0, 4, 5)[row["value"]]}
+
+
 def no_bools(row):
     return {"mask": np.full(2, row["value"], "uint8").view(bool)}
 """
@@ -201,6 +205,17 @@ def test_bools(attach_there):
                                                 "2; a bool is 0 or 1"):
         for batch in reader:
             del batch
+
+
+def test_the_length_of_a_list_is_checked(attach_there):
+    spec = {"list": penstock.TensorSpec((4,), "int32"),
+            "list.length": penstock.TensorSpec((), "int64")}
+    reader = attach_there(penstock.Dataset.range(3).map(
+        penstock.python("steps:lists", spec)).batch(1))
+    with pytest.raises(penstock.DataLoss, match="sample 2.*'list.length' is 5, and 'list' "
+                                                "has room for 4"):
+        for batch in reader:
+            assert batch.lengths("list").tolist() == [batch.ids[0] * 4]
 
 
 def test_a_sample_that_fails_can_be_skipped(attach_there):
