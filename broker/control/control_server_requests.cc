@@ -11,6 +11,7 @@
 #include "broker/control/control_server.h"
 #include "broker/request/requests.h"
 #include "broker/sandbox/program_launcher.h"
+#include "broker/transform/draws.h"
 #include "common/job_state.h"
 #include "common/message.h"
 #include "common/quantity.h"
@@ -482,6 +483,15 @@ ControlServer::Answer ControlServer::Parse(const Call& call) {
   nlohmann::json answer = OkReply();
   answer["dataset"] = spec.name;
   answer["spec"] = DatasetSpecToJson(spec).dump();
+  // A function may draw some, or none.
+  nlohmann::json& random = answer["random_steps"] = nlohmann::json::array();
+  for (size_t i = 0; i < spec.map.size(); ++i) {
+    const TransformSpec& step = spec.map[i];
+    if (Draws(step) && !std::holds_alternative<PythonOp>(step) &&
+        !std::holds_alternative<PluginOp>(step)) {
+      random.push_back(i);
+    }
+  }
   return answer;
 }
 

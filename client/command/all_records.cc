@@ -1,7 +1,6 @@
 #include "client/command/all_records.h"
 
 #include <algorithm>
-#include <array>
 
 #include "client/command/first_batch.h"
 #include "client/command/subcommand.h"
@@ -66,13 +65,19 @@ void ReadAllOnce(OrderedJson* spec, uint64_t batch_rows) {
   (*spec)["on_error"] = "skip";
 }
 
-StatusOr<OrderedJson> ParsedSpec(PrivateBroker* broker, const SpecFile& file) {
+StatusOr<OrderedJson> ParsedSpec(PrivateBroker* broker, const SpecFile& file,
+                                 std::set<uint64_t>* random) {
   PENSTOCK_ASSIGN_OR_RETURN(const nlohmann::json parsed,
                             broker->Call(file.Request("parse")));
   OrderedJson spec = OrderedJson::parse(TextField(parsed, "spec"), nullptr,
                                         /*exceptions=*/false);
   if (!spec.is_object()) {
     return InternalError("the broker's answer to 'parse' has no 'spec'");
+  }
+  if (random != nullptr) {
+    for (const nlohmann::json& step : ArrayField(parsed, "random_steps")) {
+      if (step.is_number_unsigned()) random->insert(step.get<uint64_t>());
+    }
   }
   return spec;
 }
@@ -140,25 +145,6 @@ void ReportWarning(const DatasetIndex& index) {
   const std::string text = TextField(index.answer, "source_warning");
   if (text.empty()) return;
   PrintError(Format("warning: dataset '{}': {}", index.dataset, text));
-}
-
-bool IsAlwaysTheSame(const std::string& name, const OrderedJson& op) {
-  static constexpr std::array<std::string_view, 27> kNames = {
-      "resize",         "pad",          "normalize",      "cast",
-      "rescale",        "clip",         "bucketize",      "one_hot",
-      "lookup",         "hash",         "parse_json",     "label_smoothing",
-      "reshape",        "select",       "concatenate",    "pad_sequence",
-      "drop",           "rename",       "plugin",         "tokenize",
-      "vectorize_text", "encode_bytes", "keep_encoded",   "convert_boxes",
-      "sanitize_boxes", "copy",         "mel_spectrogram"};
-  if (name == "decode_image" || name == "crop") {
-    const OrderedJson& crop =
-        name == "crop" ? op : op.value("crop", OrderedJson::object());
-    return !crop.contains("random_resized") && !crop.contains("random_pixels");
-  }
-  if (name == "decode_audio") return op.value("crop", "") != "random";
-  return name == "python" ||
-         std::find(kNames.begin(), kNames.end(), name) != kNames.end();
 }
 
 StatusOr<int> WithJsonError(StatusOr<int> result, bool json) {

@@ -7,6 +7,7 @@
 #include <functional>
 #include <initializer_list>
 #include <nlohmann/json.hpp>
+#include <set>
 #include <string>
 
 #include "client/command/spec_file.h"
@@ -29,9 +30,11 @@ struct AllRecords {
   std::string state = {};  // of the job; "": from the beginning
 };
 
-// The spec in its canonical form.
-StatusOr<nlohmann::ordered_json> ParsedSpec(PrivateBroker* broker,
-                                            const SpecFile& file);
+// The spec in its canonical form. random: takes the steps of `map` that may
+// make another row of a record in each epoch, functions left out.
+StatusOr<nlohmann::ordered_json> ParsedSpec(
+    PrivateBroker* broker, const SpecFile& file,
+    std::set<uint64_t>* random = nullptr);
 
 // What such a job has of its spec: one epoch in the order of the source, in
 // batches of so many rows, and whatever cannot be read or made is left out.
@@ -55,10 +58,6 @@ void ReportWarning(const DatasetIndex& index);
 // The messages of penstockd's log that these two tell.
 inline constexpr std::initializer_list<const char*> kReported = {
     "job-warning", "sample-skipped", "sample-substituted"};
-
-// Whether a step of `map` makes the same of a record in each epoch. Not those
-// that are not known here.
-bool IsAlwaysTheSame(const std::string& name, const nlohmann::ordered_json& op);
 
 // With --json an error is told as JSON too.
 StatusOr<int> WithJsonError(StatusOr<int> result, bool json);

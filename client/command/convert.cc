@@ -67,6 +67,7 @@ struct ConvertOptions {
 
 // The spec that gives the rows; `what` they are, but for the sizes of batches.
 StatusOr<OrderedJson> SpecToConvert(const OrderedJson& spec,
+                                    const std::set<uint64_t>& random,
                                     const ConvertOptions& options) {
   if (spec.at("source").contains("stream")) {
     return FailedPreconditionError(
@@ -87,7 +88,7 @@ StatusOr<OrderedJson> SpecToConvert(const OrderedJson& spec,
   OrderedJson& map = made["map"] = OrderedJson::array();
   for (uint64_t i = 0; i < count; ++i) {
     const std::string& name = steps[i].begin().key();
-    if (!IsAlwaysTheSame(name, steps[i].begin().value())) {
+    if (random.contains(i)) {
       return InvalidArgumentError(
           "map[{}].{}: is random, and what is written is the same in each "
           "epoch: --steps {} at most",
@@ -279,7 +280,9 @@ std::string KeyFeature(const OrderedJson& spec, const ConvertOptions& options) {
   const OrderedJson& sources = spec.at("source");
   const auto source = sources.begin();
   if (source->contains("max_path_bytes")) return kPath;
-  return source.key() == "webdataset" ? kKey : "";
+  return source.key() == "webdataset" && source->at("features").contains(kKey)
+             ? kKey
+             : "";
 }
 
 // Its column. One of our own asking does nothing else: it is taken out.
@@ -600,17 +603,26 @@ StatusOr<int> Convert(const ConvertOptions& options) {
   PENSTOCK_ASSIGN_OR_RETURN(
       const std::unique_ptr<PrivateBroker> broker,
       PrivateBroker::Start(options.broker.Without(kReported)));
+  std::set<uint64_t> random;
   PENSTOCK_ASSIGN_OR_RETURN(const OrderedJson parsed,
-                            ParsedSpec(broker.get(), file));
-  const StatusOr<OrderedJson> made = SpecToConvert(parsed, options);
+                            ParsedSpec(broker.get(), file, &random));
+  StatusOr<OrderedJson> made = SpecToConvert(parsed, random, options);
   if (!made.ok()) return made.status().Prepend(options.spec);
-  const OrderedJson& spec = *made;
+  OrderedJson& spec = *made;
   SpecFile to_read = file;
   to_read.name = "";
   to_read.base = "/";
-  to_read.text = WithRoom(spec, kFileRoomMin, 1).dump();
-  const StatusOr<DatasetIndex> indexed =
-      IndexDataset(broker->AsCall(), to_read, 1, {{"epoch", 0}, {"row", 0}});
+  const auto index = [&] {
+    to_read.text = WithRoom(spec, kFileRoomMin, 1).dump();
+    return IndexDataset(broker->AsCall(), to_read, 1,
+                        {{"epoch", 0}, {"row", 0}});
+  };
+  StatusOr<DatasetIndex> indexed = index();
+  if (!indexed.ok() && spec["source"] != parsed["source"]) {
+    // Some tar files have names in two pieces: samples are numbered then.
+    spec["source"] = parsed["source"];
+    indexed = index();
+  }
   if (!indexed.ok()) {
     std::vector<size_t> steps(spec.at("map").size());
     std::iota(steps.begin(), steps.end(), size_t{0});

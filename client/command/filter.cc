@@ -1,7 +1,6 @@
 // penstock filter: asks a Python function of each record whether it is kept,
 // and writes the answers for `select: [filter: {records: FILE}]`.
 #include <algorithm>
-#include <array>
 #include <cstdlib>
 #include <filesystem>
 #include <numeric>
@@ -41,6 +40,7 @@ struct FilterOptions {
 // The spec whose rows are the function's answers. Its selection ends before
 // the filter that reads the file to be written.
 StatusOr<OrderedJson> SpecToFilter(const OrderedJson& spec,
+                                   const std::set<uint64_t>& random,
                                    const FilterOptions& options,
                                    uint64_t batch_rows) {
   if (spec.at("source").contains("stream")) {
@@ -60,7 +60,7 @@ StatusOr<OrderedJson> SpecToFilter(const OrderedJson& spec,
   OrderedJson map = OrderedJson::array();
   for (uint64_t i = 0; i < options.steps; ++i) {
     const std::string& name = steps[i].begin().key();
-    if (!IsAlwaysTheSame(name, steps[i].begin().value())) {
+    if (random.contains(i)) {
       return InvalidArgumentError(
           "map[{}].{}: is random, and each record is judged once, as the steps "
           "before it make it: --steps {} at most; in Python, put `filter` "
@@ -215,10 +215,11 @@ StatusOr<int> Filter(const FilterOptions& options) {
   PENSTOCK_ASSIGN_OR_RETURN(
       const std::unique_ptr<PrivateBroker> broker,
       PrivateBroker::Start(options.broker.Without(kReported)));
+  std::set<uint64_t> random;
   PENSTOCK_ASSIGN_OR_RETURN(const OrderedJson spec,
-                            ParsedSpec(broker.get(), file));
+                            ParsedSpec(broker.get(), file, &random));
   PENSTOCK_ASSIGN_OR_RETURN(const OrderedJson of_one,
-                            SpecToFilter(spec, options, 1));
+                            SpecToFilter(spec, random, options, 1));
   SpecFile adapted = file;
   adapted.name = "";
   adapted.text = of_one.dump();
@@ -241,8 +242,9 @@ StatusOr<int> Filter(const FilterOptions& options) {
     Tell(options, there, 0, nullptr);
     return 0;
   }
-  PENSTOCK_ASSIGN_OR_RETURN(const OrderedJson to_read,
-                            SpecToFilter(spec, options, RowsAtOnce(index)));
+  PENSTOCK_ASSIGN_OR_RETURN(
+      const OrderedJson to_read,
+      SpecToFilter(spec, random, options, RowsAtOnce(index)));
   const AllRecords all = {broker->socket(), to_read.dump(),
                           UniqueJobName("filter"), index.records, "judging"};
   const StatusOr<std::string> result = InTakingProcess(

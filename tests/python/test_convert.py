@@ -169,9 +169,12 @@ def test_the_names_in_tar_files_stay(tmp_path, tar_format):
         "encoded: true}, label: {member: cls, dtype: int64, shape: []}}}}\nbatch: {size: 2}\n")
     convert(tmp_path / "tar.yaml", "--to", "webdataset", "--out", tmp_path / "out")
     with tarfile.open(tmp_path / "out" / "000000.tar") as tar:
-        assert {each.name: tar.extractfile(each).read() for each in tar} == {
-            f"{name}.{extension}": content for name in names for extension, content in (
-                ("jpg", b"\xff\xd8\xff" + name.encode()), ("cls", b"7"))}
+        members = {each.name: tar.extractfile(each).read() for each in tar}
+    # A header of USTAR has the long name in two pieces: then samples are numbered.
+    kept = names if tar_format != "USTAR" else [f"{i:09}" for i in range(4)]
+    assert members == {
+        f"{new}.{extension}": content for new, name in zip(kept, names)
+        for extension, content in (("jpg", b"\xff\xd8\xff" + name.encode()), ("cls", b"7"))}
 
 
 def test_mds_has_the_files_and_gives_them_back(photos, tmp_path):
