@@ -96,6 +96,18 @@ FeatureValues<TextField> FieldsOf(uint64_t max_length,
   }
   return fields;
 }
+
+RawSpec WithObjects(RawSpec spec) {
+  for (RawFeature& each : spec) {
+    const std::string& name = each.feature.name;
+    if (name == "boxes") each.boxes = BoxFormat::kXyxy;
+    if (each.boxes || name == "labels" || name == "area" || name == "iscrowd") {
+      each.picture = "image";
+    }
+  }
+  return spec;
+}
+
 enum CocoField : size_t {
   kImage,
   kBoxes,
@@ -114,6 +126,7 @@ class Coco final : public Source {
       : spec_(spec),
         annotations_(std::move(annotations)),
         fields_(FieldsOf(max_length, segmentation_bytes), spec.longer),
+        raw_spec_(WithObjects(fields_.raw_spec())),
         pictures_(std::move(pictures)),
         left_out_(std::move(left_out)),
         files_(std::move(access)) {}
@@ -121,7 +134,7 @@ class Coco final : public Source {
   Status AskFileSystem(Io io) { return files_.Ask(Describe(0), io); }
 
   uint64_t record_count() const override { return pictures_.ids.size(); }
-  const RawSpec& raw_spec() const override { return fields_.raw_spec(); }
+  const RawSpec& raw_spec() const override { return raw_spec_; }
   uint64_t memory_bytes() const override { return pictures_.MemoryBytes(); }
   bool Changed() const override { return annotations_.Changed(); }
   std::string io() const override { return IoText(files_.align()); }
@@ -180,10 +193,8 @@ class Coco final : public Source {
     }
     for (const Object& object : objects) {
       std::array<float, 4> box = object.box;
-      if (spec_.format == CocoSource::Format::kXyxy) {
-        box[2] += box[0];
-        box[3] += box[1];
-      }
+      box[2] += box[0];
+      box[3] += box[1];
       Put(box, &to[kBoxes]);
       Put(LabelOf(object), &to[kLabels]);
       Put(object.area, &to[kArea]);
@@ -260,6 +271,7 @@ class Coco final : public Source {
   const CocoSource spec_;
   const DataFile annotations_;
   const FieldRows fields_;
+  const RawSpec raw_spec_;
   const Pictures pictures_;
   const std::string left_out_;
   WholeFiles files_;
@@ -820,7 +832,7 @@ const Declaration<CocoSource>& CocoSource::Declared() {
           "Pictures and the boxes of the objects in them, of a file of COCO's "
           "instances: a sample per picture, in the order of their ids.")
           .Gives(
-              "image (encoded), boxes float32 [max_length, 4] with "
+              "image (encoded), boxes float32 [max_length, 4] (corners) with "
               "boxes.length, labels int64, area float32 and iscrowd bool "
               "[max_length], each with its .length, image_id int64; with "
               "segmentation: true also its text as uint8, and "
@@ -832,11 +844,6 @@ const Declaration<CocoSource>& CocoSource::Declared() {
                     "the JSON file; keypoints in it are not read")
           .Required("images", &CocoSource::images, Path(),
                     "the folder of its file_name")
-          .Optional(
-              "format", &CocoSource::format,
-              Words<Format>({{"xyxy", Format::kXyxy}, {"xywh", Format::kXywh}}),
-              "of a box: its corners, or a corner and its sides, as the "
-              "file has them")
           .Optional("labels", &CocoSource::labels,
                     Words<Labels>({{"from_0", Labels::kFrom0},
                                    {"from_1", Labels::kFrom1},

@@ -101,11 +101,9 @@ struct ImageListSource {
 struct CocoSource {
   enum class Labels { kFrom0, kFrom1, kIds };
   enum class Crowd { kKeep, kDrop };
-  enum class Format { kXyxy, kXywh };
 
   std::string annotations;
   std::string images;  // their folder
-  Format format = Format::kXyxy;
   Labels labels = Labels::kFrom0;
   Crowd crowd = Crowd::kKeep;
   bool segmentation = false;           // masks, too

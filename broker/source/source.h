@@ -32,11 +32,23 @@ class Declaration;
 // More would not fit into a plan.
 inline constexpr uint64_t kRecordsMax = kExactMax;
 
+// Two corners, a corner and the sides, or the centre and the sides.
+enum class BoxFormat { kXyxy, kXywh, kCxcywh };
+
 // A feature as the source holds it.
 struct RawFeature {
   Feature feature;
   bool encoded = false;  // bytes of a file to decode: dtype uint8, no shape
-  bool operator==(const RawFeature&) const = default;
+  // What is known of its values besides. It has an item for each object in the
+  // picture of this name; it is boxes; a sound has so many samples a second.
+  std::string picture = {};
+  std::optional<BoxFormat> boxes = {};
+  int64_t rate = 0;
+
+  // The same bytes.
+  bool operator==(const RawFeature& other) const {
+    return feature == other.feature && encoded == other.encoded;
+  }
 };
 using RawSpec = std::vector<RawFeature>;
 // Features of values alone.

@@ -365,6 +365,7 @@ OpenedSource ZipSource::Open(OpenProgress* progress,
     const std::string prefix = parts[i].prefix.value_or("");
     for (RawFeature raw : (*source)->raw_spec()) {
       raw.feature.name = prefix + raw.feature.name;
+      if (!raw.picture.empty()) raw.picture = prefix + raw.picture;
       if (raw.feature.name.size() > kNameCharsMax) {
         return InvalidArgumentError(
             "{}.prefix: '{}' has more than {} characters: give a shorter one",

@@ -13,6 +13,7 @@ namespace penstock {
 namespace {
 
 constexpr double kBoxAreaMax = 1e9;
+constexpr const char* kFormats[] = {"xyxy", "xywh", "cxcywh"};
 
 // NaN stays, as in torch.clamp.
 float Limit(float value, float side) {
@@ -141,9 +142,9 @@ class ConvertStage final : public Stage {
 };
 
 ValueType<BoxFormat> BoxFormatType() {
-  return Words<BoxFormat>({{"xyxy", BoxFormat::kXyxy},
-                           {"xywh", BoxFormat::kXywh},
-                           {"cxcywh", BoxFormat::kCxcywh}});
+  return Words<BoxFormat>({{kFormats[0], BoxFormat::kXyxy},
+                           {kFormats[1], BoxFormat::kXywh},
+                           {kFormats[2], BoxFormat::kCxcywh}});
 }
 
 // ---- sanitize_boxes
@@ -283,17 +284,23 @@ void Project(const Projection& projection, const ImageSize& picture,
   Clamp(picture, boxes);
 }
 
-Status CheckBoxes(const PathBuilder& path) {
+Status CheckBoxes(const PathBuilder& path, BoxFormat format,
+                  std::string_view remedy) {
   PENSTOCK_RETURN_IF_ERROR(path.CheckDecoded());
   const Feature& feature = path.feature();
   const size_t dimensions = feature.shape.size();
-  if (feature.dtype == DType::kFloat32 && dimensions >= 1 && dimensions <= 2 &&
-      feature.shape.back() == 4) {
-    return OkStatus();
+  if (feature.dtype != DType::kFloat32 || dimensions < 1 || dimensions > 2 ||
+      feature.shape.back() != 4) {
+    return InvalidArgumentError(
+        "wants boxes float32 [n, 4], found {}{}", feature.ToString(),
+        feature.dtype == DType::kFloat32 ? "" : "; `cast` changes the dtype");
   }
-  return InvalidArgumentError(
-      "wants boxes float32 [n, 4], found {}{}", feature.ToString(),
-      feature.dtype == DType::kFloat32 ? "" : "; `cast` changes the dtype");
+  const BoxFormat known = path.known().boxes.value_or(format);
+  if (known == format) return OkStatus();
+  return InvalidArgumentError("wants {} boxes, but '{}' are {} by now: {}",
+                              kFormats[static_cast<size_t>(format)],
+                              feature.name,
+                              kFormats[static_cast<size_t>(known)], remedy);
 }
 
 Status AddBoxMove(PathBuilder* picture, bool is_file, PathBuilder* boxes,
@@ -312,7 +319,9 @@ Status AddBoxMove(PathBuilder* picture, bool is_file, PathBuilder* boxes,
   const std::string name = boxes->feature().name;
   PENSTOCK_RETURN_IF_ERROR(
       row->AddStep(taken, put, std::move(stage), false, std::move(beside)));
-  row->Named(name)->BeBoxesOf(picture);
+  PathBuilder::Known& known = row->Named(name)->known();
+  known.boxes = BoxFormat::kXyxy;
+  if (known.picture == nullptr) known.picture = picture;
   return OkStatus();
 }
 
@@ -332,10 +341,11 @@ const Declaration<ConvertBoxesOp>& ConvertBoxesOp::Declared() {
 }
 
 Status ConvertBoxesOp::AddTo(PathBuilder* path, uint32_t) const {
-  PENSTOCK_RETURN_IF_ERROR(CheckBoxes(*path));
+  PENSTOCK_RETURN_IF_ERROR(CheckBoxes(*path, from, "name that in `from`"));
   const Feature& feature = path->feature();
   path->AddStage(std::make_unique<ConvertStage>(from, to), feature.shape,
                  feature.dtype);
+  path->known().boxes = to;
   return OkStatus();
 }
 
@@ -354,7 +364,8 @@ const Declaration<SanitizeBoxesOp>& SanitizeBoxesOp::Declared() {
                     "whose boxes they are, decoded")
           .Required("labels", &SanitizeBoxesOp::labels, FeatureNamesType(),
                     "the lists that have an item for each box, and lose the "
-                    "same ones; [] if there are none")
+                    "same ones; [] if there are none, or none but coco's, "
+                    "which need no naming")
           .Optional("min_size", &SanitizeBoxesOp::min_size,
                     Number(0, kImageSideMax), "of the width and of the height")
           .Optional("min_area", &SanitizeBoxesOp::min_area,
@@ -370,9 +381,18 @@ Status SanitizeBoxesOp::AddToRow(RowBuilder* row) const {
   PENSTOCK_ASSIGN_OR_RETURN(const ImageSize size, of->PictureSize());
   FeatureNames names = labels;
   names.insert(names.begin(), feature);
-  PENSTOCK_ASSIGN_OR_RETURN(const std::vector<PathBuilder*> found,
+  PENSTOCK_ASSIGN_OR_RETURN(std::vector<PathBuilder*> found,
                             row->FindAll(names));
   PENSTOCK_RETURN_IF_ERROR(CheckBoxes(*found[0]));
+  for (size_t i = 0; i < row->size(); ++i) {
+    PathBuilder* const each = &(*row)[i];
+    const PathBuilder::Known& known = each->known();
+    if (known.picture != nullptr && !known.boxes &&
+        known.picture == found[0]->known().picture &&
+        std::find(found.begin(), found.end(), each) == found.end()) {
+      found.push_back(each);
+    }
+  }
   std::vector<PathBuilder*> taken;
   std::vector<Feature> lists;
   ElementSpec put;

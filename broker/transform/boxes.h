@@ -14,7 +14,9 @@
 #include <optional>
 #include <span>
 #include <string>
+#include <string_view>
 
+#include "broker/source/source.h"
 #include "broker/transform/augmentation.h"
 #include "broker/transform/crop.h"
 #include "broker/transform/picture.h"
@@ -54,13 +56,13 @@ void Mirror(const ImageSize& picture, bool horizontal, bool vertical,
 void Project(const Projection& projection, const ImageSize& picture,
              std::span<Box> boxes);
 
-// InvalidArgument: the feature is no float32 [n, 4] or [4].
-Status CheckBoxes(const PathBuilder& path);
+// InvalidArgument: the feature is no float32 [n, 4] or [4], or known to be of
+// another format.
+Status CheckBoxes(const PathBuilder& path, BoxFormat format = BoxFormat::kXyxy,
+                  std::string_view remedy = "put convert_boxes after it");
 // Adds the move of an op on a picture to its boxes, `boxes`.
 Status AddBoxMove(PathBuilder* picture, bool is_file, PathBuilder* boxes,
                   BoxMove move, RowBuilder* row);
-
-enum class BoxFormat { kXyxy, kXywh, kCxcywh };
 
 struct ConvertBoxesOp {
   FeatureNames feature = {"boxes"};
@@ -76,7 +78,8 @@ struct ConvertBoxesOp {
 struct SanitizeBoxesOp {
   std::string feature = "boxes";
   std::string picture = kDefaultFeature;
-  FeatureNames labels;  // lists of an item for each box
+  // Lists of an item for each box, beside those that the source tells.
+  FeatureNames labels;
   double min_size = 1;
   double min_area = 1;
   bool clamp = true;

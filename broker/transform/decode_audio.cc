@@ -228,7 +228,9 @@ const Declaration<DecodeAudioOp>& DecodeAudioOp::Declared() {
                     Number(kSecondsMin, kSecondsMax),
                     "the room of a row: samples = seconds * rate")
           .Optional("mono", &DecodeAudioOp::mono, Bool(),
-                    "the mean of the channels, however many there are")
+                    Format("the mean of the channels, however many there are, "
+                           "up to {}",
+                           kSoundChannelsMax))
           .Optional("channels", &DecodeAudioOp::channels,
                     Maybe(WholeNumber<int64_t>(1, kSoundChannelsMax)),
                     "unless mono: how many each file has; another number is an "
@@ -262,6 +264,7 @@ Status DecodeAudioOp::AddToRow(RowBuilder* row) const {
         {path}, made,
         std::make_unique<DecodeAudioStage>(*this, room, row->opening()->step),
         /*decodes=*/true));
+    row->Named(name)->known().rate = rate;
   }
   return OkStatus();
 }

@@ -191,16 +191,16 @@ Status CopyOp::AddToRow(RowBuilder* row) const {
       copied.copies.insert(copied.copies.begin(), copy);
     }
   }
-  // Boxes that are copied with their picture are those of its copy.
-  for (const Copied& boxes : all) {
+  // What is copied with its picture is that of the copy.
+  for (const Copied& objects : all) {
     const auto picture =
         std::find_if(all.begin(), all.end(), [&](const Copied& each) {
-          return each.from == boxes.from->boxes_of();
+          return each.from == objects.from->known().picture;
         });
     if (picture == all.end()) continue;
     for (size_t i = 0;
-         i < std::min(boxes.copies.size(), picture->copies.size()); ++i) {
-      boxes.copies[i]->BeBoxesOf(picture->copies[i]);
+         i < std::min(objects.copies.size(), picture->copies.size()); ++i) {
+      objects.copies[i]->known().picture = picture->copies[i];
     }
   }
   return row->CheckNames();

@@ -167,14 +167,12 @@ Status AddToMask(const Op& op, uint32_t number, PathBuilder* path) {
   }
 }
 
-// What an op moves and does not keep its boxes in: resize only where there are
-// some.
 template <typename Op>
-constexpr bool kMovesBoxes = std::is_same_v<Op, ResizeOp> || requires {
+constexpr bool kMovesBoxes = TakesBoxes<Op> || requires {
   Op::kMovesPixels;
 };
 
-// Boxes that a step has moved with a picture are moved with it from then on.
+// Boxes are moved with their picture, as far as it is known.
 template <typename Op>
 Status CheckBoxesFollow(const std::vector<PathBuilder*>& moved,
                         const FeatureNames& boxes, const RowBuilder& row) {
@@ -191,7 +189,8 @@ Status CheckBoxesFollow(const std::vector<PathBuilder*>& moved,
           row[i].boxes_of()->name());
     }
     return InvalidArgumentError(
-        "moves pixels of '{}', but not its boxes '{}': {}",
+        "moves pixels of '{}', but not its boxes '{}': {}, or `drop` them "
+        "before",
         row[i].boxes_of()->name(), name,
         TakesBoxes<Op> ? "name them in `boxes`"
                        : "it takes none; flip, crop, affine and the like do");

@@ -192,7 +192,7 @@ Status NoiseOp::AddToRow(RowBuilder* row) const {
   PENSTOCK_ASSIGN_OR_RETURN(const std::vector<PathBuilder*> found,
                             row->FindAll(feature));
   for (const PathBuilder* each : found) {
-    PENSTOCK_RETURN_IF_ERROR(each->CheckSound());
+    PENSTOCK_RETURN_IF_ERROR(each->CheckSound(rate));
   }
   PENSTOCK_ASSIGN_OR_RETURN(const std::shared_ptr<const Noises> noises,
                             ReadNoises(files, row->opening()));

@@ -202,15 +202,19 @@ Status PathBuilder::CheckIntegers(std::string_view remedy) const {
                               feature_.ToString(), remedy);
 }
 
-Status PathBuilder::CheckSound() const {
+Status PathBuilder::CheckSound(int64_t rate) const {
   PENSTOCK_RETURN_IF_ERROR(CheckDecoded());
-  if (feature_.dtype == DType::kFloat32 && feature_.shape.size() == 1) {
-    return OkStatus();
+  if (feature_.dtype != DType::kFloat32 || feature_.shape.size() != 1) {
+    return InvalidArgumentError(
+        "wants float32 [samples], found {}; decode_audio with `mono: true` "
+        "makes them",
+        feature_.ToString());
   }
+  if (known_.rate == 0 || known_.rate == rate) return OkStatus();
   return InvalidArgumentError(
-      "wants float32 [samples], found {}; decode_audio with `mono: true` makes "
-      "them",
-      feature_.ToString());
+      "its rate is {}, and decode_audio makes '{}' of rate {}: give both one "
+      "rate",
+      rate, feature_.name, known_.rate);
 }
 
 Status PathBuilder::CheckPicture(std::string_view op) const {
@@ -390,7 +394,7 @@ Status PathBuilder::Finish(bool for_step,
     }
   }
   *stages = std::move(stages_);
-  *out = {std::move(feature_), encoded_};
+  *out = {std::move(feature_), encoded_, {}, known_.boxes, known_.rate};
   return OkStatus();
 }
 

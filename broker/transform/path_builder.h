@@ -107,7 +107,8 @@ class PathBuilder {
         slot_(slot),
         opening_(opening),
         feature_(raw.feature),
-        encoded_(raw.encoded) {}
+        encoded_(raw.encoded),
+        known_({.boxes = raw.boxes, .rate = raw.rate}) {}
 
   // A copy of one that was settled.
   PathBuilder(const PathBuilder& of, std::string name)
@@ -118,7 +119,7 @@ class PathBuilder {
         encoded_(of.encoded_),
         channels_first_(of.channels_first_),
         is_list_(of.is_list_),
-        boxes_of_(of.boxes_of_) {
+        known_(of.known_) {
     feature_.name = std::move(name);
   }
 
@@ -150,9 +151,18 @@ class PathBuilder {
   // Its first dimension is a bound: it is no picture.
   void BeList() { is_list_ = true; }
 
-  // Steps before have moved it with this picture; nullptr: it is no such boxes.
-  const PathBuilder* boxes_of() const { return boxes_of_; }
-  void BeBoxesOf(const PathBuilder* picture) { boxes_of_ = picture; }
+  // As in RawFeature.
+  struct Known {
+    const PathBuilder* picture = nullptr;
+    std::optional<BoxFormat> boxes = {};
+    int64_t rate = 0;
+  };
+  Known& known() { return known_; }
+  const Known& known() const { return known_; }
+  // nullptr: it is no boxes, or nothing tells of which picture.
+  const PathBuilder* boxes_of() const {
+    return known_.boxes ? known_.picture : nullptr;
+  }
 
   // InvalidArgument: what the op wants, what was found, and the remedy.
   Status CheckDecoded() const;
@@ -163,8 +173,8 @@ class PathBuilder {
   Status CheckNumbers() const;
   Status CheckFloats(std::string_view remedy) const;
   Status CheckIntegers(std::string_view remedy) const;
-  // float32 [samples].
-  Status CheckSound() const;
+  // float32 [samples], so many a second.
+  Status CheckSound(int64_t rate) const;
   // A picture of bytes, gray or of three channels.
   Status CheckPicture(std::string_view op) const;
   // A pixel of the fill of an op's mask.
@@ -219,7 +229,7 @@ class PathBuilder {
   bool encoded_;
   bool channels_first_ = false;
   bool is_list_ = false;
-  const PathBuilder* boxes_of_ = nullptr;
+  Known known_;
   std::vector<std::unique_ptr<Stage>> stages_;
   PictureStage* open_ = nullptr;  // the last stage, if it takes more steps
   // Flips to be merged into the next cast or normalization.

@@ -22,6 +22,9 @@ RowBuilder::RowBuilder(const RawSpec& raw, MapOpening* opening)
   for (const RawFeature& each : raw) {
     paths_.push_back(std::make_unique<PathBuilder>(each, slots_++, opening));
   }
+  for (size_t i = 0; i < raw.size(); ++i) {
+    paths_[i]->known().picture = Named(raw[i].picture);
+  }
 }
 
 PathBuilder* RowBuilder::Named(const std::string& name) const {
@@ -149,7 +152,7 @@ Status RowBuilder::AddStep(const std::vector<PathBuilder*>& taken,
     step.to_bytes.push_back(feature.RowBytes());
     // The same feature, changed.
     if (put.size() == taken.size()) {
-      made.back()->BeBoxesOf(taken[made.size() - 1]->boxes_of());
+      made.back()->known() = taken[made.size() - 1]->known();
     }
   }
   step.stage = std::move(stage);
@@ -194,6 +197,11 @@ StatusOr<RowBuilder::Plan> RowBuilder::Finish() {
     path.from = each->slot();
     PENSTOCK_RETURN_IF_ERROR(
         each->Finish(false, &path.stages, &plan_.out.emplace_back()));
+  }
+  for (size_t i = 0; i < paths_.size(); ++i) {
+    const size_t picture = PlaceOf(paths_[i]->known().picture);
+    if (picture == paths_.size()) continue;
+    plan_.out[i].picture = plan_.out[picture].feature.name;
   }
   return std::move(plan_);
 }

@@ -380,7 +380,7 @@ Status MelSpectrogramOp::AddToRow(RowBuilder* row) const {
                             row->FindAll(feature));
   for (PathBuilder* const path : found) {
     const Feature& sound = path->feature();
-    PENSTOCK_RETURN_IF_ERROR(path->CheckSound());
+    PENSTOCK_RETURN_IF_ERROR(path->CheckSound(rate));
     auto stage = std::make_unique<MelStage>(*this, sound.name, sound.shape[0]);
     const int64_t frames = stage->Frames(sound.shape[0]);
     if (frames == 0) {

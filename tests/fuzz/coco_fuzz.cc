@@ -68,9 +68,7 @@ void CheckSource(const CocoSource& spec) {
     for (size_t b = 0; b < labels.size(); ++b) {
       const float* const box = &boxes[4 * b];
       for (int side = 0; side < 2; ++side) {
-        const float begin =
-            spec.format == CocoSource::Format::kXyxy ? box[side] : 0;
-        Require(std::isfinite(box[side]) && box[side + 2] >= begin,
+        Require(std::isfinite(box[side]) && box[side + 2] >= box[side],
                 "a box is no smaller than nothing");
       }
       Require(spec.labels == CocoSource::Labels::kIds ||
@@ -92,13 +90,11 @@ void Check(std::string_view text) {
   spec.annotations = FileOf(text);
   spec.images = Pictures();
   CheckSource(spec);
-  spec.format = CocoSource::Format::kXywh;
   spec.labels = CocoSource::Labels::kIds;
   spec.on_missing = OnMissing::kSkip;
   CheckSource(spec);
   spec.segmentation = true;
   CheckSource(spec);
-  spec.format = CocoSource::Format::kXyxy;
   spec.labels = CocoSource::Labels::kFrom1;
   spec.crowd = CocoSource::Crowd::kDrop;
   spec.max_length = kRoom;

@@ -49,7 +49,7 @@ def around_red(picture):
 
 def test_what_the_file_has(attach, coco):
     dataset = penstock.Dataset.coco(*coco, max_length=4).map(
-        penstock.decode_image(16)).batch(4)
+        penstock.drop("image")).batch(4)
     batch = attach(dataset).next()
     assert batch["image_id"].tolist() == [10, 11, 12, 13]
     for name in ("boxes", "labels", "area", "iscrowd"):
@@ -61,18 +61,19 @@ def test_what_the_file_has(attach, coco):
 
 
 def test_options(attach, coco):
-    dataset = penstock.Dataset.coco(*coco, format="xywh", labels="ids", crowd="drop").map(
-        penstock.decode_image(16)).filter("boxes.length", min=1).batch(3)
+    dataset = penstock.Dataset.coco(*coco, labels="ids", crowd="drop").map(
+        penstock.drop("image"), penstock.convert_boxes("xyxy", "xywh")).filter(
+            "boxes.length", min=1).batch(3)
     batch = attach(dataset).next()
     assert batch["boxes"].tolist() == [[[10, 5, 20, 30]], [[0, 0, 12, 60]], [[20, 30, 30, 20]]]
     assert batch["labels"].tolist() == [[7], [3], [7]]
     with pytest.raises(penstock.InvalidArgument, match=r"images\[3\] \(id 10\) has 2 objects, "
                        ".*room for 1: give max_length 2, or `longer: cut`"):
         attach(penstock.Dataset.coco(*coco, max_length=1).map(
-            penstock.decode_image(16)).batch(3), job="longer")
+            penstock.drop("image")).batch(3), job="longer")
     (coco[1] / "2.png").unlink()
     with pytest.raises(penstock.NotFound, match=r"images\[1\] \(id 12\): .*2\.png"):
-        attach(penstock.Dataset.coco(*coco).map(penstock.decode_image(16)).batch(3),
+        attach(penstock.Dataset.coco(*coco).map(penstock.drop("image")).batch(3),
                job="missing")
 
 
@@ -109,6 +110,17 @@ def test_boxes_follow_their_picture(attach, coco, steps):
     assert seen >= 18
 
 
+def test_what_is_known_of_boxes_is_so_behind_a_cache_and_in_a_zip(attach, coco):
+    dataset = penstock.Dataset.coco(*coco).map(
+        penstock.decode_image(64, boxes="boxes"), penstock.flip()).batch(4)
+    with pytest.raises(penstock.InvalidArgument, match="but not its boxes 'boxes'"):
+        attach(dataset.cache("8M", at=1))
+    dataset = penstock.Dataset.zip([penstock.Dataset.coco(*coco)], ["a."]).map(
+        penstock.decode_image(64, feature="a.image"))
+    with pytest.raises(penstock.InvalidArgument, match="but not its boxes 'a.boxes'"):
+        attach(dataset.batch(4))
+
+
 @pytest.mark.parametrize("at", [0, 1, 2])
 def test_rows_that_are_kept_are_the_same(attach, coco, at):
     """Also where the picture, and what its boxes ask of its file, is kept encoded."""
@@ -126,7 +138,7 @@ def test_rows_that_are_kept_are_the_same(attach, coco, at):
 def test_sanitize(attach, coco):
     dataset = penstock.Dataset.coco(*coco).map(
         penstock.decode_image(60, penstock.at(0, 0, 40, 33), boxes="boxes"),
-        penstock.sanitize_boxes(["labels", "area", "iscrowd"], min_size=2),
+        penstock.sanitize_boxes("labels", min_size=2),
         penstock.cast("float32", "chw")).batch(4)
     with pytest.raises(penstock.DataLoss, match="`at` takes rows to 40"):
         small = write(coco[1], "small.json", {
@@ -156,19 +168,28 @@ def test_a_row_without_boxes_and_a_single_box(attach, tmp_path):
 @pytest.mark.parametrize("steps,message", [
     ([penstock.decode_image(8, boxes="boxes"), penstock.flip()],
      r"map\[1\].flip: moves pixels of 'image', but not its boxes 'boxes': name them in `boxes`"),
+    ([penstock.decode_image(8, "random_resized"), penstock.flip()],
+     r"map\[0\].decode_image: moves pixels of 'image', but not its boxes 'boxes': name them in "
+     "`boxes`, or `drop` them before"),
+    ([penstock.convert_boxes("xywh", "xyxy")],
+     "wants xywh boxes, but 'boxes' are xyxy by now: name that in `from`"),
+    ([penstock.convert_boxes("xyxy", "cxcywh"), penstock.decode_image(8, boxes="boxes")],
+     "wants xyxy boxes, but 'boxes' are cxcywh by now: put convert_boxes after it"),
     ([penstock.decode_image(8, boxes="boxes"), penstock.resize(9)], "name them in `boxes`"),
     ([penstock.decode_image(8, boxes="boxes"), penstock.rand_augment()],
      "it takes none; flip, crop, affine and the like do"),
     ([penstock.decode_image(8, boxes="boxes"), penstock.cutmix(label=[])],
      "'boxes' are boxes of 'image', and would be of no mixture"),
-    ([penstock.decode_image(8, boxes="labels")],
+    ([penstock.decode_image(8, boxes=["boxes", "labels"])],
      r"wants boxes float32 \[n, 4\], found labels int64 \[2\]; `cast`"),
-    ([penstock.decode_image(8, boxes="area")], r"wants boxes float32 \[n, 4\], found area"),
-    ([penstock.decode_image(8), penstock.flip(boxes="none")], "no feature 'none'"),
-    ([penstock.decode_image(8), penstock.flip(feature=[], boxes="boxes")],
+    ([penstock.decode_image(8, boxes=["boxes", "area"])],
+     r"wants boxes float32 \[n, 4\], found area"),
+    ([penstock.drop("boxes"), penstock.decode_image(8), penstock.flip(boxes="none")],
+     "no feature 'none'"),
+    ([penstock.decode_image(8, boxes="boxes"), penstock.flip(feature=[], boxes="boxes")],
      r"map\[1\].flip: names no feature"),
     ([penstock.sanitize_boxes([])], "feature 'image' is encoded; put decode_image before it"),
-    ([penstock.decode_image(8), penstock.sanitize_boxes(["image_id"])],
+    ([penstock.decode_image(8, boxes="boxes"), penstock.sanitize_boxes(["image_id"])],
      "wants lists, .* found image_id int64 .* without a 'image_id.length'"),
 ], ids=str)
 def test_what_is_wrong_is_told(attach, coco, steps, message):
@@ -184,7 +205,7 @@ def test_masks_as_the_file_has_them(attach, tmp_path):
         "annotations": [{"image_id": 4, "category_id": 1, "bbox": [1, 2, 3, 4],
                          "segmentation": each} for each in (polygons, rle)]})
     dataset = penstock.Dataset.coco(path, tmp_path, segmentation=True).map(
-        penstock.decode_image(16)).batch(1)
+        penstock.drop("image")).batch(1)
     batch = attach(dataset).next()
     text = batch["segmentation"][0, :batch["segmentation_bytes"][0]].tobytes()
     assert json.loads(text) == [polygons, rle]

@@ -133,16 +133,15 @@ TEST_F(CocoTest, PicturesComeById) {
   EXPECT_TRUE(source->Changed());
 }
 
-TEST_F(CocoTest, FormatLabelsAndCrowdAreAsSaid) {
+TEST_F(CocoTest, LabelsAndCrowdAreAsSaid) {
   auto spec = Lists(kAnnotations);
-  spec.format = CocoSource::Format::kXywh;
   spec.labels = CocoSource::Labels::kFrom1;
   spec.crowd = CocoSource::Crowd::kDrop;
-  EXPECT_EQ(Records(spec)[1], "b.jpg 7: 3 [1 2 3.5 4] 9.25");
+  EXPECT_EQ(Records(spec)[1], "b.jpg 7: 3 [1 2 4.5 6] 9.25");
   EXPECT_THAT(Open(spec)->class_names(),
               ElementsAre("__background__", "person", "dog", "brush"));
   spec.labels = CocoSource::Labels::kIds;
-  EXPECT_EQ(Records(spec)[1], "b.jpg 7: 90 [1 2 3.5 4] 9.25");
+  EXPECT_EQ(Records(spec)[1], "b.jpg 7: 90 [1 2 4.5 6] 9.25");
   const auto names = Open(spec)->class_names();
   ASSERT_EQ(names.size(), 91u);
   EXPECT_EQ(names[18], "dog");

@@ -764,6 +764,24 @@ TEST_F(MapValuesTest, ConcatenateAndReshape) {
               ElementsAre(1, 2, 8, 3, 4, 9));
 }
 
+// ---- sounds
+
+TEST_F(MapValuesTest, ASoundHasOneRate) {
+  spec_ = {{{"audio", DType::kUint8, {}}, true}};
+  const std::string decode =
+      "[{decode_audio: {rate: 16000, seconds: 1, mono: true}}, "
+      "{gain: {decibels: 3}}, ";
+  EXPECT_EQ(Error(decode + "{mel_spectrogram: {rate: 16000}}]"), "compiled");
+  static constexpr char kWanted[] =
+      "map[2].{}: its rate is 22050, and decode_audio makes 'audio' of rate "
+      "16000: give both one rate";
+  EXPECT_EQ(Error(decode + "{mel_spectrogram: {rate: 22050}}]"),
+            Format(kWanted, "mel_spectrogram"));
+  EXPECT_EQ(
+      Error(decode + "{noise: {files: n.wav, rate: 22050, snr: [0, 9]}}]"),
+      Format(kWanted, "noise"));
+}
+
 // ---- boxes
 
 class BoxesTest : public MapValuesTest {
@@ -830,6 +848,48 @@ TEST_F(BoxesTest, AreRemovedWithTheirLabels) {
                     "{flip: {}}]"),
               HasSubstr("map[2].flip: moves pixels of 'image', but not its "
                         "boxes 'boxes'"));
+}
+
+TEST_F(BoxesTest, ThatAreNoCornersAreNotMoved) {
+  const std::string convert = "{convert_boxes: {from: xyxy, to: cxcywh}}";
+  const std::string flip = "{flip: {horizontal: 1, boxes: boxes}}";
+  static constexpr char kWanted[] =
+      "map[1].{}: wants xyxy boxes, but 'boxes' are cxcywh by now: put "
+      "convert_boxes after it";
+  EXPECT_EQ(Error("[" + convert + ", " + flip + "]"), Format(kWanted, "flip"));
+  EXPECT_EQ(Error("[" + convert + ", {sanitize_boxes: {labels: []}}]"),
+            Format(kWanted, "sanitize_boxes"));
+  EXPECT_THAT(Boxes("[" + flip + ", " + convert + "]"),
+              ElementsAre(7.5, 3.5, 3, 3, 5, 3, 10, 6, 0, 0, 0, 0));
+  EXPECT_EQ(Error("[" + flip + ", {convert_boxes: {from: xywh, to: xyxy}}]"),
+            "map[1].convert_boxes: wants xywh boxes, but 'boxes' are xyxy by "
+            "now: name that in `from`");
+  spec_[1].boxes = BoxFormat::kXywh;
+  EXPECT_THAT(Error("[" + flip + "]"), HasSubstr("'boxes' are xywh by now"));
+}
+
+TEST_F(BoxesTest, ThatTheSourceKnowsAreNotLeftBehind) {
+  static constexpr char kWanted[] =
+      "map[1].resize: moves pixels of '{}', but not its boxes 'b': name them "
+      "in `boxes`, or `drop` them before";
+  spec_[1].boxes = BoxFormat::kXyxy;
+  spec_[1].picture = spec_[3].picture = "image";
+  const std::string rename = "[{rename: {features: {boxes: b}}}, ";
+  const std::string resize = "{resize: {size: 4}}]";
+  EXPECT_EQ(Error(rename + resize), Format(kWanted, "image"));
+  EXPECT_EQ(Error(rename + "{drop: {features: b}}, " + resize), "compiled");
+  // A copy of the picture alone has no boxes; what is copied with it is its.
+  const std::string copy = "[{copy: {features: {image: view, labels: l";
+  const std::string view = "{resize: {size: 4, feature: view}}]";
+  EXPECT_EQ(Error(copy + "}}}, " + view), "compiled");
+  EXPECT_EQ(Error(copy + ", boxes: b}}}, " + view), Format(kWanted, "view"));
+  // A list with an item for each of them loses the same ones.
+  const std::string sanitize = "{sanitize_boxes: {labels: [], min_size: 4}}]";
+  EXPECT_THAT(Make<int64_t>("[" + sanitize, "labels"), ElementsAre(8, 0, 0));
+  EXPECT_THAT(Made<int64_t>("labels.length"), ElementsAre(1));
+  EXPECT_THAT(Make<int64_t>(copy + ", boxes: b}}}, " + sanitize, "l"),
+              ElementsAre(7, 8, 0));
+  EXPECT_THAT(Made<int64_t>("labels"), ElementsAre(8, 0, 0));
 }
 
 TEST_F(BoxesTest, ALengthThatLiesIsAnErrorOfTheSample) {

@@ -125,25 +125,24 @@ class Dataset:
             longer=longer, on_missing=on_missing, io=io), name)
 
     @classmethod
-    def coco(cls, annotations: Path, images: Path, *, format: Optional[str] = None,
-             labels: Optional[str] = None, crowd: Optional[str] = None,
-             segmentation: Optional[bool] = None,
+    def coco(cls, annotations: Path, images: Path, *, labels: Optional[str] = None,
+             crowd: Optional[str] = None, segmentation: Optional[bool] = None,
              max_length: Optional[int] = None, longer: Optional[str] = None,
              on_missing: Optional[str] = None, io: Optional[str] = None,
              name: Optional[str] = None) -> "Dataset":
         """Pictures of the folder ``images`` and the boxes in them, of a file of COCO's
         instances, in the order of their ids, as torchvision's ``CocoDetection``.
-        Features: ``image`` (encoded), ``boxes`` float32 [max_length, 4], ``labels``
-        int64, ``area`` float32 and ``iscrowd`` bool [max_length], each with its
-        ``.length``, and ``image_id`` int64 []. ``format``: "xyxy" or "xywh".
-        ``labels``: categories numbered in the order of their ids, "from_0", "from_1"
-        (0 is the background) or the "ids". ``crowd``: "keep" or "drop".
+        Features: ``image`` (encoded), ``boxes`` float32 [max_length, 4] (corners),
+        ``labels`` int64, ``area`` float32 and ``iscrowd`` bool [max_length], each with
+        its ``.length``, and ``image_id`` int64 []. ``labels``: categories numbered in the
+        order of their ids, "from_0", "from_1" (0 is the background) or the "ids".
+        ``crowd``: "keep" or "drop".
         ``segmentation``: also the masks, uint8 [n] and ``segmentation_bytes``: the JSON
         list of each object's polygons or RLE, as pycocotools takes them. ``max_length``:
         room for boxes (the most of a picture); ``longer``: "fail" or "cut" more.
         ``on_missing``: as in ``image_list``."""
         return cls._of("coco", given(
-            annotations=absolute(annotations), images=absolute(images), format=format,
+            annotations=absolute(annotations), images=absolute(images),
             labels=labels, crowd=crowd, segmentation=segmentation,
             max_length=max_length, longer=longer, on_missing=on_missing, io=io), name)
 

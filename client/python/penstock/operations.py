@@ -277,7 +277,7 @@ def perspective(distortion: Optional[float] = None,
 
 def convert_boxes(from_: str, to: str, feature: Optional[Names] = None) -> Operation:
     """Boxes float32 [n, 4] from one format to another: "xyxy" (corners, which all steps
-    with ``boxes`` take), "xywh" (a corner and the sides) or "cxcywh" (the centre and the
+    with ``boxes`` want), "xywh" (a corner and the sides) or "cxcywh" (the centre and the
     sides): torchvision's ConvertBoundingBoxFormat. ``feature`` ("boxes")."""
     return _operation("convert_boxes", to=to, feature=feature, **{"from": from_})
 
@@ -287,8 +287,8 @@ def sanitize_boxes(labels: Names, min_size: Optional[float] = None,
                    feature: Optional[str] = None, *,
                    picture: Optional[str] = None) -> Operation:
     """SanitizeBoundingBoxes: removes boxes below ``min_size`` (1) or ``min_area`` (1), and
-    the items of the lists ``labels`` that belong to them ([]: there are none), and changes
-    ``NAME.length`` of each. ``clamp`` (True): they are cut off at the sides of ``picture``
+    the items of the lists ``labels`` that belong to them ([]: none but those of ``coco``,
+    which need no naming), and changes ``NAME.length`` of each. ``clamp`` (True): they are cut off at the sides of ``picture``
     ("image") before; if False, those that reach beyond it are removed. ``feature``
     ("boxes")."""
     return _operation("sanitize_boxes", labels=labels, min_size=min_size,
