@@ -248,7 +248,7 @@ StatusOr<DiskCache::Opened> DiskCache::OpenToWrite(const Options& options,
         PENSTOCK_RETURN_IF_ERROR(Compare(options, records, opened));
       }
       return UnavailableError(
-          "{}: another broker writes it: its rows are not used here",
+          "{}: another broker or job writes it: its rows are not used here",
           files.index);
     }
     // It may have been completed, or begun, before that.

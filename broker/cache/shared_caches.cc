@@ -171,11 +171,15 @@ StatusOr<std::shared_ptr<RowCache>> OpenSnapshot(
   // writing elsewhere.
   return Status(
       code,
-      Format("{}: there is none that may be read, and snapshots are written "
-             "below the folders that {} names",
+      Format("{}: found no snapshot that you may read, and this broker may not "
+             "write one there: {}",
              folder.string(),
-             host.snapshots ? "`snapshot_path` of the broker's configuration"
-                            : "PENSTOCK_SNAPSHOT_PATH"));
+             host.snapshots
+                 ? "choose a folder below one of `snapshot_path` in the "
+                   "broker's configuration"
+                 : Format("set PENSTOCK_SNAPSHOT_PATH={}, or another folder "
+                          "above it",
+                          folder.parent_path().string())));
 }
 
 }  // namespace penstock

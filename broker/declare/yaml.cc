@@ -491,7 +491,8 @@ Status YamlValue::Wanted(std::string_view wanted) const {
       return Error(
           Format("wanted {}, found a list of {}", wanted, node_->items.size()));
     case YamlNode::Kind::kMapping:
-      return Error(Format("wanted {}, found a mapping", wanted));
+      return Error(Format("wanted {}, found {} mapping", wanted,
+                          node_->items.empty() ? "an empty" : "a"));
     case YamlNode::Kind::kScalar:
       break;
   }

@@ -223,8 +223,25 @@ class Bucketed final : public Derived, private Steps {
 
 StatusOr<std::shared_ptr<const Buckets>> Buckets::Make(
     const BucketsSpec& spec, const Order& order, const SelectContext& context) {
-  PENSTOCK_RETURN_IF_ERROR(CheckSameEachPass(order, "batch.buckets"));
-  PENSTOCK_ASSIGN_OR_RETURN(const Column column, FindColumn(spec.by, context));
+  if (order.draws() || order.shuffled_parts() > 0) {
+    return InvalidArgumentError(
+        "{} has other records in each pass, and buckets are sorted once: {}"
+        "`penstock convert` the rows first",
+        order.draws() ? "a sample" : "a mix",
+        order.draws() ? ""
+                      : "use a `concat` of the parts, or `batch.by_part` "
+                        "(batches of one part each), or ");
+  }
+  const StatusOr<Column> found = FindColumn(spec.by, context);
+  if (!found.ok() && spec.by.ends_with(kLengthSuffix)) {
+    return InvalidArgumentError(
+        "{}; a list that `map` makes is no column: go by what it is made of "
+        "(of text that `tokenize` takes, NAME_bytes), or `penstock convert` "
+        "the rows first",
+        found.status().message());
+  }
+  PENSTOCK_RETURN_IF_ERROR(found.status());
+  const Column& column = *found;
   PENSTOCK_RETURN_IF_ERROR(
       context.budget.reserve(order.size() * 3 * sizeof(uint64_t)));
   std::vector<uint64_t> lengths(order.size());
@@ -293,20 +310,20 @@ StatusOr<std::unique_ptr<Order>> InBuckets(
   std::vector<uint64_t> step_ends;
   uint64_t rows = 0;
   uint64_t steps = 0;
+  const auto width = [&buckets](size_t i) {
+    return std::max<uint64_t>({1, buckets->longest(i), buckets->boundary(i)});
+  };
+  // The last bucket has the longest rows.
+  if (const uint64_t longest = width(buckets->size() - 1);
+      batch.tokens && batch.size < longest) {
+    return InvalidArgumentError(
+        "batch.{}: {}, and rows have up to {}: allow so many, or leave longer "
+        "rows out (`select: filter`)",
+        batch.per_rank ? "tokens_per_rank" : "tokens", batch.size, longest);
+  }
   for (size_t i = 0; i < buckets->size(); ++i) {
-    const uint64_t longest = std::max<uint64_t>(
-        1, std::max(buckets->longest(i), buckets->boundary(i)));
-    uint64_t size = batch.size;
-    if (batch.tokens) {
-      size /= longest;
-      if (size == 0) {
-        return InvalidArgumentError(
-            "batch.{}: {}, and rows have up to {}: allow so many, or leave "
-            "longer rows out (`select: filter`)",
-            batch.per_rank ? "tokens_per_rank" : "tokens", batch.size, longest);
-      }
-    }
-    size *= ranks;
+    const uint64_t size =
+        (batch.tokens ? batch.size / width(i) : batch.size) * ranks;
     const uint64_t present = buckets->Rows(i);
     const bool drop = batch.last == LastBatch::kDrop;
     used.push_back(present - (drop ? present % size : 0));

@@ -59,8 +59,9 @@ const Declaration<FilterStep>& FilterStep::Declared() {
       Declaration<FilterStep>(
           "filter",
           "Records by a column: a number or a text of the source, `file` of "
-          "records of files, `bytes` where they have any length, `path` and "
-          "`class` of pictures. One that is in the records (csv, json_lines, "
+          "records of files, `bytes` of text_lines, json_lines, csv, "
+          "tfrecord, webdataset, lmdb and mds, `path` and `class` of pictures. "
+          "One that is in the records (csv, json_lines, "
           "tfrecord, webdataset, ...) is read from all of them when the "
           "dataset is first opened, and kept in the cache folder (of a Python "
           "dataset, whenever it is opened). All that is given has to hold.")

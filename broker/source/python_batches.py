@@ -330,7 +330,7 @@ class Batches:
     def failure(self, record, text):
         name = type(self.dataset).__name__
         return Failure(
-            f"dataset '{name}': sample {record & ~SKIPPED}: {text}; set `on_error` to "
+            f"dataset '{name}': sample {record & ~SKIPPED}: {text.rstrip('.')}; set `on_error` to "
             "`skip` or `substitute` to go on without such samples")
 
     def seed(self, value):

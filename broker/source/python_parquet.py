@@ -26,8 +26,19 @@ INSTALL = ("parquet is read with pyarrow, which {} cannot import ({}): pip insta
            "into the Python that the broker runs")
 
 
+class WithoutPandas:
+    """pyarrow imports pandas where it is installed, for a second; nothing here uses it.
+    None in sys.modules is no way: Cython takes that for the module."""
+
+    @staticmethod
+    def find_spec(name, path=None, target=None):
+        if name == "pandas":
+            raise ModuleNotFoundError(name)
+
+
 def import_pyarrow():
     global pa, pc, pq
+    sys.meta_path.insert(0, WithoutPandas)
     try:
         import pyarrow as pa
         import pyarrow.compute as pc
@@ -39,6 +50,16 @@ def import_pyarrow():
 
 class BadFile(Told):
     """A file that cannot be what it says."""
+
+
+def wrong_with(error):
+    """What pyarrow's error says of a file: as a rule that its bytes are not those that
+    were written."""
+    text = str(error).strip().rstrip(".: ")
+    if (isinstance(error, pa.ArrowNotImplementedError) or getattr(error, "errno", None)
+            or "crypt" in text):
+        return text
+    return f"it is damaged ({text}): copy it again, or write it again"
 
 
 # ---- what a schema has
@@ -146,7 +167,7 @@ class File:
             self.close()
             if isinstance(error, (pa.ArrowException, OSError, ValueError)):
                 # Its bytes are foreign, so anything may be wrong with them.
-                raise BadFile(f"{self.path}: {error}") from None
+                raise BadFile(f"{self.path}: {wrong_with(error)}") from None
             raise
 
     def close(self):
@@ -410,8 +431,9 @@ class Parquet:
         number, group = self.places[at]
         try:
             array, = self.file(number).read(group, [column])
-        except pa.ArrowException as error:
-            raise BadFile(f"{self.entries[number][0]}: {error}") from None
+        except (pa.ArrowException, OSError, ValueError) as error:
+            raise BadFile(f"{self.entries[number][0]}, row group {group}: "
+                          f"{wrong_with(error)}") from None
         return [each for each in array[:FIRST_MAX].to_pylist() if each is not None]
 
     def sizes_of_first(self, column, sizes):
@@ -689,8 +711,10 @@ class ParquetRows:
             except RowError as error:
                 # An earlier row may have another column that is wrong.
                 wrong = self.first_wrong(self.groups[at], to, rows, error)
-            except (Told, pa.ArrowException, OSError, ValueError) as error:
+            except Told as error:
                 wrong = int(to[0]), str(error)
+            except (pa.ArrowException, OSError, ValueError) as error:
+                wrong = int(to[0]), wrong_with(error)
         return wrong
 
     def first_wrong(self, columns, to, rows, error):

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <bit>
 #include <cstring>
 
 #include "broker/io/read.h"
@@ -71,9 +72,21 @@ std::string_view Trimmed(std::span<const std::byte> member) {
   return text.substr(0, text.find_last_not_of(kSpace) + 1);
 }
 
-// Values whose shape is that of the feature from dimension `first` on.
+// "float32 [4, 2]"; of a list "float32 [at most 4, 2]"
+std::string WantedText(const RecordFeature& feature) {
+  std::string text = feature.feature.ToString();
+  if (feature.kind == RecordFeature::Kind::kList) {
+    text.insert(text.find('[') + 1, "at most ");
+  }
+  return text;
+}
+
+// Values whose shape is that of the feature, of a list from its second
+// dimension on.
 StatusOr<std::span<const std::byte>> NpyValues(
-    const Feature& feature, size_t first, std::span<const std::byte> member) {
+    const RecordFeature& wanted, std::span<const std::byte> member) {
+  const Feature& feature = wanted.feature;
+  const size_t first = wanted.kind == RecordFeature::Kind::kList ? 1 : 0;
   const StatusOr<NpyHeader> found = ParseNpyHeader(
       "as .npy", member.first(std::min(member.size(), kNpyHeaderBytesMax)),
       member.size());
@@ -92,7 +105,7 @@ StatusOr<std::span<const std::byte>> NpyValues(
           feature.shape.begin() + static_cast<ptrdiff_t>(first),
           [](uint64_t a, int64_t b) { return a == static_cast<uint64_t>(b); });
   if (!fits) {
-    return DataLossError("wanted {}, found {}", feature.ToString(),
+    return DataLossError("wanted {}, found {}", WantedText(wanted),
                          header.ToString());
   }
   return member.subspan(header.bytes);
@@ -312,14 +325,13 @@ Status SourceOfMembers::Take(size_t i, std::span<const std::byte> member,
     case RecordFeature::Kind::kList: {
       std::span<const std::byte> items = member;
       if (IsNpy(member)) {
-        PENSTOCK_ASSIGN_OR_RETURN(
-            items, NpyValues(feature.feature, /*first=*/1, member));
+        PENSTOCK_ASSIGN_OR_RETURN(items, NpyValues(feature, member));
       }
       if (items.size() % feature.ItemBytes() != 0) {
         return DataLossError(
             "wanted any number of {} bytes, {}, or a .npy file, found {} "
             "bytes",
-            feature.ItemBytes(), feature.feature.ToString(), items.size());
+            feature.ItemBytes(), WantedText(feature), items.size());
       }
       return StoreList(feature, items.size() / feature.ItemBytes(), items, room,
                        raw);
@@ -329,7 +341,7 @@ Status SourceOfMembers::Take(size_t i, std::span<const std::byte> member,
   }
   if (IsNpy(member)) {
     PENSTOCK_ASSIGN_OR_RETURN(const std::span<const std::byte> values,
-                              NpyValues(feature.feature, 0, member));
+                              NpyValues(feature, member));
     raw->push_back(values);
     return OkStatus();
   }
@@ -374,22 +386,39 @@ Status SeenMembers::Add(const DataFile& file, uint64_t offset, uint64_t bytes,
   // Protocols 2 to 5 begin with their number.
   pickles &=
       head.size() > 2 && head[0] == '\x80' && head[1] >= 2 && head[1] <= 5;
-  std::string found;
-  if (const auto header =
-          ParseNpyHeader("", std::as_bytes(std::span(head)), bytes);
-      header.ok() && header->dtype()) {
-    found = Format("dtype: {}, shape: [{}]", header->DTypeText(),
-                   JoinText(header->shape, ", "));
+  const auto header = ParseNpyHeader("", std::as_bytes(std::span(head)), bytes);
+  arrays &= header.ok() && header->dtype();
+  if (!arrays) return OkStatus();
+  const std::vector<uint64_t>& shape = header->shape;
+  if (shape == std::vector<uint64_t>{0}) {  // an empty list, of any dtype
+    same_shape = false;
+    return OkStatus();
   }
-  if (samples == 1) array = found;
-  same_array &= !found.empty() && found == array;
+  if (!array) array = *header;
+  same_shape &= shape == array->shape;
+  const bool differs_in_length =
+      shape.size() == array->shape.size() && !shape.empty() &&
+      std::equal(shape.begin() + 1, shape.end(), array->shape.begin() + 1);
+  arrays =
+      header->dtype() == array->dtype() && (same_shape || differs_in_length);
+  if (!shape.empty()) items_most = std::max(items_most, shape[0]);
   return OkStatus();
 }
 
 std::string SeenMembers::Proposed(bool is_number) const {
   if (pictures || sounds) return "encoded: true";
   if (is_number) return "dtype: int64, shape: []";
-  if (same_array) return array;
+  if (arrays && !array) return "";
+  if (arrays && same_shape) {
+    return Format("dtype: {}, shape: [{}]", array->DTypeText(),
+                  JoinText(array->shape, ", "));
+  }
+  if (arrays) {
+    const std::string rest = JoinText(std::span(array->shape).subspan(1), ", ");
+    return Format("dtype: {}, max_length: {}{}", array->DTypeText(),
+                  std::bit_ceil(2 * std::min(items_most, kRecordBytesMax)),
+                  rest.empty() ? "" : Format(", shape: [{}]", rest));
+  }
   if (text) return ProposedText(bytes_most);
   if (pickles || bytes_least != bytes_most) return "";
   return Format("dtype: uint8, shape: [{}]", bytes_most);

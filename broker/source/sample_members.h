@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "broker/source/indexed_source.h"
+#include "broker/source/npy_header.h"
 #include "broker/source/record_feature.h"
 
 namespace penstock {
@@ -72,8 +73,11 @@ struct SeenMembers {
   bool sounds = true;
   bool text = true;
   bool pickles = true;
-  bool same_array = true;
-  std::string array;
+  // Arrays of one dtype, that differ in length at most.
+  bool arrays = true;
+  bool same_shape = true;
+  std::optional<NpyHeader> array;  // the first that is not an empty list
+  uint64_t items_most = 0;
 
   // Reads how the member begins.
   Status Add(const DataFile& file, uint64_t offset, uint64_t bytes,

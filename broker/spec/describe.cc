@@ -126,6 +126,13 @@ StatusOr<std::string> DescribeSpec(const std::string& name) {
   if (name.empty()) return Overview();
   const std::vector<Described> all = AllDescribed();
   std::vector<std::string_view> names;
+  if (const size_t comma = name.find(','); comma != name.npos) {
+    PENSTOCK_ASSIGN_OR_RETURN(const std::string first,
+                              DescribeSpec(name.substr(0, comma)));
+    PENSTOCK_ASSIGN_OR_RETURN(const std::string others,
+                              DescribeSpec(name.substr(comma + 1)));
+    return first + "\n" + others;
+  }
   std::string pages;  // `python` is a source and an operation
   for (const Described& each : all) {
     names.push_back(each.declared->name());
@@ -140,6 +147,27 @@ StatusOr<std::string> DescribeSpec(const std::string& name) {
     return "A key of a spec:\n" + KeyOf(DatasetSpec::Declared(), field) +
            PartsOf(field.key);
   }
+  // Where several have a key, once for all that say the same of it.
+  std::vector<std::pair<std::string, std::string>> keys;
+  for (const Described& each : all) {
+    for (const Field& field : each.declared->fields()) {
+      if (field.key != name) continue;
+      const std::string text = KeyOf(*each.declared, field);
+      const auto same =
+          std::find_if(keys.begin(), keys.end(),
+                       [&](const auto& key) { return key.second == text; });
+      if (same == keys.end()) {
+        keys.emplace_back(each.declared->name(), text);
+      } else {
+        same->first += ", " + each.declared->name();
+      }
+    }
+  }
+  for (const auto& [owners, text] : keys) {
+    pages += (pages.empty() ? "" : "\n") +
+             Wrapped(Format("A key of {}:", owners), "", "    ") + text;
+  }
+  if (!pages.empty()) return pages;
   return InvalidArgumentError("nothing of a spec is named {}; {}", Quoted(name),
                               Suggestion(name, names));
 }

@@ -228,10 +228,15 @@ Status RowMaker::ReadAndMake(const Plan::Row& row, Places out) {
 Status RowMaker::ErrorOf(uint64_t record, const Status& status) const {
   // Read errors name the file, decoder errors do not.
   const std::string where = dataset_.source->Describe(record);
-  const bool told = std::string_view(status.message()).starts_with(where);
+  std::string_view message = status.message();
+  const bool told = message.starts_with(where);
+  // Libraries end what they say with a full stop; a way out may follow it.
+  if (message.ends_with('.') && !message.ends_with("..")) {
+    message.remove_suffix(1);
+  }
   return Status(status.code(),
                 Format("dataset '{}': sample {}{}: {}", name_, record,
-                       told ? "" : " in " + where, status.message()));
+                       told ? "" : " in " + where, message));
 }
 
 // A substitute is the next record that can be made. The choice depends only on

@@ -16,7 +16,7 @@ namespace {
 
 struct HelpOptions {
   std::string topic;
-  std::string name;
+  std::vector<std::string> names;
   bool json = false;
 };
 
@@ -32,14 +32,14 @@ StatusOr<int> Help(const Command& command, const HelpOptions& options) {
   PENSTOCK_ASSIGN_OR_RETURN(const std::string program, FindPenstockd());
   std::vector<std::string> words = {program};
   if (options.topic != "spec") {
-    if (!options.name.empty() || options.json) {
+    if (!options.names.empty() || options.json) {
       PrintError(
           Format("`penstock help {}` takes nothing more", options.topic));
       return kExitUsage;
     }
     words.push_back("--describe-" + options.topic);
   } else {
-    words.push_back("--describe-spec=" + options.name);
+    words.push_back("--describe-spec=" + JoinText(options.names, ","));
   }
   if (options.json) words.push_back("--json");
   std::vector<char*> argv;
@@ -60,8 +60,8 @@ Subcommand AddHelp(Command parent) {
   help.AddOption("TOPIC", &options->topic,
                  "spec, config or messages; none: the list of commands")
       .OneOf({"spec", "config", "messages"});
-  help.AddOption("NAME", &options->name,
-                 "Of spec: a source, an operation, shuffle, batch or a crop");
+  help.AddOption("NAME", &options->names,
+                 "Of spec: sources, operations, or keys");
   help.AddFlag("--json", &options->json,
                "Of spec: all declarations, for programs");
   help.SetFooter(R"(

@@ -242,6 +242,8 @@ TEST_F(CommandBenchTest, HelpExplainsTheKeysOfASpec) {
   const Result one = Run({"help", "spec", "range"});
   EXPECT_EQ(one.status, 0) << one.err;
   EXPECT_THAT(one.out, testing::StartsWith("range: "));
+  EXPECT_THAT(Run({"help", "spec", "range", "zip"}).out,
+              AllOf(testing::StartsWith("range: "), HasSubstr("\nzip: ")));
   const Result unknown = Run({"help", "spec", "rnage"});
   EXPECT_EQ(unknown.status, 2);
   EXPECT_EQ(unknown.out, "");

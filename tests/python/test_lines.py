@@ -72,6 +72,11 @@ def test_json_lines_without_a_value(attach, tmp_path):
                        match=r"a\.jsonl, line 2: field 'x' is null; give it.*on_error"):
         rows_of(attach, penstock.Dataset.json_lines(
             path, {"x": {"dtype": "int64"}}).batch(1), job="fails")
+    # The parser ends what it says with a full stop.
+    path.write_text('{"x": "open}\n')
+    with pytest.raises(penstock.DataLoss, match="never closed; set `on_error`"):
+        rows_of(attach, penstock.Dataset.json_lines(
+            path, {"x": {"dtype": "int64"}}).batch(1), job="stop")
 
 
 def test_the_first_line_is_empty(attach, tmp_path):

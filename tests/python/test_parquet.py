@@ -257,10 +257,10 @@ def test_files_that_are_none(failure, tmp_path):
     for name, data, text in [
             ("empty", b"", "empty is empty; wanted a file of Parquet"),
             ("garbage", b"hello" * 99, "garbage begins with b'hellohel'; wanted"),
-            ("cut", good[:len(good) // 2], "cut: "),
+            ("cut", good[:len(good) // 2], "cut: it is damaged ("),
             ("magic", good[:-4] + b"PAR2", "magic: "),
             ("footer", good[:-8] + b"\xff\xff\xff\x7fPAR1", "footer: "),
-            ("noise", good[:-900] + RNG.bytes(892) + good[-8:], "noise: "),
+            ("noise", good[:-900] + RNG.bytes(892) + good[-8:], "noise: it is damaged ("),
             ("arrow-cut", arrow[:len(arrow) // 2], "arrow-cut: "),
             ("no-rows", None, "no-rows: no rows")]:
         if data is None:
@@ -279,10 +279,31 @@ def test_a_page_that_is_damaged_costs_its_row_group(attach, failure, tmp_path):
         file.seek(found.data_page_offset)
         file.write(RNG.bytes(found.total_compressed_size))
     dataset = Dataset.parquet(tmp_path / "a").batch(1)
-    assert "(row group 2): " in failure(dataset, job="fails")
+    assert "(row group 2): it is damaged (" in failure(dataset, job="fails")
     read = rows_of(attach(dataset.on_error("skip"), job="skips"))
     assert [row["x"] for row in read] == (rows["x"].to_pylist()[:20] +
                                           rows["x"].to_pylist()[30:])
+
+
+def test_a_page_that_is_damaged_when_it_says_a_size(failure, tmp_path):
+    pq.write_table(pa.table({"t": ["text" * 30] * 40}), tmp_path / "a", use_dictionary=False)
+    with open(tmp_path / "a", "r+b") as file:
+        file.seek(60)
+        file.write(b"\xff" * 100)
+    text = failure(Dataset.parquet(tmp_path / "a").batch(1))
+    assert "a, row group 0: it is damaged (" in text and "Traceback" not in text
+
+
+def test_pandas_is_not_imported(tmp_path):
+    """pyarrow imports it if it is installed: 1 s of each process."""
+    (tmp_path / "pandas.py").write_text(f"open({str(tmp_path / 'imported')!r}, 'w')")
+    write_parquet(tmp_path / "a", table())
+    (tmp_path / "spec.yaml").write_text(
+        Dataset.parquet(tmp_path / "a", ["id", "time", "text"]).batch(10).to_yaml())
+    subprocess.run([os.path.join(os.path.dirname(penstock.__file__), "bin", "penstock"),
+                    "check", "--all", "spec.yaml"], check=True, timeout=100, cwd=tmp_path,
+                   env={**os.environ, "PYTHONPATH": str(tmp_path)})
+    assert not (tmp_path / "imported").exists()
 
 
 @pytest.mark.parametrize("seed", range(8))

@@ -231,6 +231,13 @@ TEST(BucketsTest, TokensAreRowsTimesTheLongestOfTheBucket) {
                   .status()
                   .message(),
               HasSubstr("batch.tokens: 100, and rows have up to"));
+  // The longest row, although a bucket before it is too wide as well.
+  const Lengths few = {6, 1, 8};
+  EXPECT_THAT(
+      PlanOf(few, *BucketsOf(few, {1, 6}), {.size = 5, .tokens = true}, true)
+          .status()
+          .message(),
+      HasSubstr("batch.tokens: 5, and rows have up to 8:"));
 }
 
 TEST(BucketsTest, EqualLengthsAreOneBucketAndEmptyRowsAreRows) {
@@ -286,6 +293,8 @@ TEST(BucketsTest, SaysWhatItCannotGoBy) {
   };
   EXPECT_THAT(make("length", *AllRecords(3)),
               HasSubstr("no column 'length'; it has name, tokens.length"));
+  EXPECT_THAT(make("words.length", *AllRecords(3)),
+              HasSubstr("a list that `map` makes is no column"));
   EXPECT_THAT(make("name", *AllRecords(3)), HasSubstr("'name' is text"));
   EXPECT_THAT(make("tokens.length", *AllRecords(3)),
               HasSubstr("is -2 in record 1"));
@@ -294,7 +303,7 @@ TEST(BucketsTest, SaysWhatItCannotGoBy) {
   parts.push_back(AllRecords(2, 1));
   const auto mix = Mix(std::move(parts), {{0, {1, 1}}}, WhenOut::kRepeat, {});
   EXPECT_THAT(make("tokens.length", **mix),
-              HasSubstr("put `batch.buckets` before it"));
+              HasSubstr("use a `concat` of the parts, or `batch.by_part`"));
 }
 
 }  // namespace penstock::buckets_test

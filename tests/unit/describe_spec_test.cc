@@ -136,6 +136,21 @@ TEST(DescribeSpecTest, TheOverviewNamesAll) {
   }
 }
 
+TEST(DescribeSpecTest, AKeyOfAPartIsExplainedOnceForAllThatHaveIt) {
+  EXPECT_THAT(*DescribeSpec("by_part"),
+              testing::StartsWith("A key of batch:\n  by_part: a list of "));
+  EXPECT_EQ(*DescribeSpec("layout"),
+            "A key of normalize, cast, rescale:\n"
+            "  layout: one of hwc, chw; default hwc\n"
+            "      channels last, or first\n");
+}
+
+TEST(DescribeSpecTest, SeveralNamesHaveTheirPages) {
+  EXPECT_EQ(*DescribeSpec("mix,flip"),
+            *DescribeSpec("mix") + "\n" + *DescribeSpec("flip"));
+  EXPECT_FALSE(DescribeSpec("mix,rnage").ok());
+}
+
 TEST(DescribeSpecTest, AnUnknownNameIsAnErrorThatKnowsTheNearest) {
   const StatusOr<std::string> page = DescribeSpec("rnage");
   EXPECT_EQ(page.status().code(), StatusCode::kInvalidArgument);

@@ -218,7 +218,8 @@ TEST_F(DiskCacheTest, OneWritesOthersWait) {
   Fill(0, 3);
   auto other = DiskCache::Open(options_, kRecords, Features());
   EXPECT_EQ(other.status().code(), StatusCode::kUnavailable);
-  EXPECT_THAT(other.status().message(), HasSubstr("another broker writes it"));
+  EXPECT_THAT(other.status().message(),
+              HasSubstr("another broker or job writes it"));
   options_.key = R"({"source":{"range":10}})";
   other = DiskCache::Open(options_, kRecords, Features());
   EXPECT_EQ(other.status().code(), StatusCode::kFailedPrecondition);

@@ -245,6 +245,31 @@ TEST_F(WebdatasetTest, WithoutFeaturesAnErrorProposesThem) {
               HasSubstr("no member is named as a part of a sample"));
 }
 
+TEST_F(WebdatasetTest, ArraysThatDifferInLengthAreProposedAsLists) {
+  const auto npy = [](const std::string& shape, size_t values) {
+    const std::string head =
+        "{'descr': '<f4', 'fortran_order': False, 'shape': (" + shape + ",)}";
+    return std::string("\x93NUMPY\1\0", 8) + static_cast<char>(head.size()) +
+           '\0' + head + std::string(4 * values, '\0');
+  };
+  const std::string file = Write(
+      Member("0.empty.npy", npy("0", 0)) + Member("0.x.npy", npy("0", 0)) +
+      Member("0.box.npy", npy("3, 2", 6)) + Member("0.odd.npy", npy("3", 3)) +
+      Member("1.empty.npy", npy("0", 0)) + Member("1.x.npy", npy("5", 5)) +
+      Member("1.box.npy", npy("1, 2", 2)) +
+      Member("1.odd.npy", npy("1, 2", 2)));
+  EXPECT_THAT(Open(file, "").status().message(),
+              HasSubstr("without empty.npy (65 to 65 bytes), odd.npy (76 to 77 "
+                        "bytes): features: {box.npy: {dtype: float32, "
+                        "max_length: 8, shape: [2]}, x.npy: {dtype: float32, "
+                        "max_length: 16}}"));
+  const auto source = Open(file, "{box.npy: {dtype: float32, max_length: 4}}");
+  ASSERT_TRUE(source.ok()) << source.status().message();
+  EXPECT_THAT(Record(**source, 0)[0],
+              HasSubstr("wanted box.npy float32 [at most 4], found float32 [3, "
+                        "2]"));
+}
+
 TEST_F(WebdatasetTest, EveryFormatOfTarHasTheSameSamples) {
   for (const char* format : {"ustar", "gnu", "pax"}) {
     const auto source = Open(std::string(kGolden) + format + ".tar");
@@ -384,8 +409,8 @@ TEST_F(WebdatasetTest, ListsDifferInLength) {
   };
   EXPECT_THAT(
       error("{raw: {dtype: int32, max_length: 4}}"),
-      HasSubstr("wanted any number of 4 bytes, raw int32 [4], or a .npy "
-                "file, found 6 bytes"));
+      HasSubstr("wanted any number of 4 bytes, raw int32 [at most 4], or "
+                "a .npy file, found 6 bytes"));
   EXPECT_THAT(error("{raw: {dtype: int16, max_length: 2}}"),
               HasSubstr("a list of 3; at most 2 fit"));
   EXPECT_THAT(error("{boxes: {member: json, pointer: /boxes, dtype: int8, "

@@ -79,7 +79,7 @@ class Producer:
             if length not in self._features or length in rows or name not in rows:
                 continue
             room, shape = spec.shape[0], spec.shape[1:]
-            items = [np.asarray(row) for row in rows[name]]
+            items = [_array(name, row) for row in rows[name]]
             items = [row if row.size else row.reshape(0, *shape) for row in items]
             for number, row in enumerate(items):
                 if row.ndim == 0 or row.shape[1:] != shape or len(row) > room:
@@ -103,7 +103,7 @@ class Producer:
         if isinstance(rows[name], np.ma.MaskedArray):
             raise ValueError(f"feature {name!r}: a masked array; fill it, or take "
                              "its `.data`")
-        array = np.asarray(rows[name])
+        array = _array(name, rows[name])
         if array.ndim == 0 or array.shape[1:] != spec.shape:
             raise ValueError(f"feature {name!r}: an array of shape "
                              f"{array.shape}, wanted [rows"
@@ -173,6 +173,14 @@ class Producer:
             # The exception being raised says more than a failed fail().
             with contextlib.suppress(Error):
                 self.fail(f"{kind.__name__}: {error}")
+
+
+def _array(name: str, values: Any) -> np.ndarray:
+    try:
+        return np.asarray(values)
+    except ValueError as error:  # lists that differ in length
+        raise ValueError(f"feature {name!r}: {error} Lists that differ in length have a "
+                         f"feature '{name}.length', which is left out of `put`") from None
 
 
 def _fitting(name: str, array: np.ndarray, wanted: np.dtype) -> np.ndarray:
