@@ -93,6 +93,8 @@ constexpr RequestField kRegister[] = {
 constexpr AnswerField kParseAnswer[] = {
     {"dataset", kText, "its name"},
     {"spec", kText, "the spec as JSON, in full"},
+    {"random_steps", kList,
+     "the steps of `map` that draw random numbers; functions are left out"},
 };
 
 constexpr RequestField kIndex[] = {
