@@ -408,12 +408,12 @@ Status SeenMembers::Add(const DataFile& file, uint64_t offset, uint64_t bytes,
 std::string SeenMembers::Proposed(bool is_number) const {
   if (pictures || sounds) return "encoded: true";
   if (is_number) return "dtype: int64, shape: []";
-  if (arrays && !array) return "";
-  if (arrays && same_shape) {
+  if (arrays && array && same_shape) {
     return Format("dtype: {}, shape: [{}]", array->DTypeText(),
                   JoinText(array->shape, ", "));
   }
   if (arrays) {
+    if (!array || array->shape.empty()) return "";
     const std::string rest = JoinText(std::span(array->shape).subspan(1), ", ");
     return Format("dtype: {}, max_length: {}{}", array->DTypeText(),
                   std::bit_ceil(2 * std::min(items_most, kRecordBytesMax)),

@@ -278,7 +278,7 @@ def test_lists(attach, job):
      "'tokens.length', row 0: a length of 5, wanted 0 to 4"),
     ({"tokens": np.zeros((1, 4), np.int32), "tokens.length": [-1]}, "a length of -1"),
     ({"tokens": [[1, 2], [3]], "tokens.length": [2, 1]},
-     r"feature 'tokens': .*'tokens\.length', which is left out of `put`"),
+     r"feature 'tokens': nested lists .*'tokens\.length', which is then left out"),
     ({"boxes": [[[1, 2, 3, 4], [1]]]}, "feature 'boxes': "),
 ])
 def test_lists_that_do_not_fit(attach, job, wrong, message):

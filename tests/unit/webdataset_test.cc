@@ -248,19 +248,20 @@ TEST_F(WebdatasetTest, WithoutFeaturesAnErrorProposesThem) {
 TEST_F(WebdatasetTest, ArraysThatDifferInLengthAreProposedAsLists) {
   const auto npy = [](const std::string& shape, size_t values) {
     const std::string head =
-        "{'descr': '<f4', 'fortran_order': False, 'shape': (" + shape + ",)}";
+        "{'descr': '<f4', 'fortran_order': False, 'shape': (" + shape + ")}";
     return std::string("\x93NUMPY\1\0", 8) + static_cast<char>(head.size()) +
            '\0' + head + std::string(4 * values, '\0');
   };
   const std::string file = Write(
-      Member("0.empty.npy", npy("0", 0)) + Member("0.x.npy", npy("0", 0)) +
-      Member("0.box.npy", npy("3, 2", 6)) + Member("0.odd.npy", npy("3", 3)) +
-      Member("1.empty.npy", npy("0", 0)) + Member("1.x.npy", npy("5", 5)) +
-      Member("1.box.npy", npy("1, 2", 2)) +
-      Member("1.odd.npy", npy("1, 2", 2)));
+      Member("0.empty.npy", npy("0,", 0)) + Member("0.x.npy", npy("0,", 0)) +
+      Member("0.box.npy", npy("3, 2", 6)) + Member("0.odd.npy", npy("3,", 3)) +
+      Member("0.one.npy", npy("", 1)) + Member("1.empty.npy", npy("0,", 0)) +
+      Member("1.x.npy", npy("5,", 5)) + Member("1.box.npy", npy("1, 2", 2)) +
+      Member("1.odd.npy", npy("1, 2", 2)) + Member("1.one.npy", npy("0,", 0)));
   EXPECT_THAT(Open(file, "").status().message(),
-              HasSubstr("without empty.npy (65 to 65 bytes), odd.npy (76 to 77 "
-                        "bytes): features: {box.npy: {dtype: float32, "
+              HasSubstr("without empty.npy (65 to 65 bytes), odd.npy (75 to 77 "
+                        "bytes), one.npy (65 to 67 bytes): features: {box.npy: "
+                        "{dtype: float32, "
                         "max_length: 8, shape: [2]}, x.npy: {dtype: float32, "
                         "max_length: 16}}"));
   const auto source = Open(file, "{box.npy: {dtype: float32, max_length: 4}}");

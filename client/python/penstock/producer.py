@@ -178,9 +178,10 @@ class Producer:
 def _array(name: str, values: Any) -> np.ndarray:
     try:
         return np.asarray(values)
-    except ValueError as error:  # lists that differ in length
-        raise ValueError(f"feature {name!r}: {error} Lists that differ in length have a "
-                         f"feature '{name}.length', which is left out of `put`") from None
+    except ValueError:  # NumPy's names no feature
+        raise ValueError(
+            f"feature {name!r}: nested lists that differ in length are no array; rows that "
+            f"do have a feature '{name}.length', which is then left out of `put`") from None
 
 
 def _fitting(name: str, array: np.ndarray, wanted: np.dtype) -> np.ndarray:
