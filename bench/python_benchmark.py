@@ -318,8 +318,9 @@ def pad(samples):
 
 def pairs(count):
     import torch
-    return torch.utils.data.TensorDataset(torch.randn(count, 3, 8, 8),
-                                          torch.arange(count))
+    same = torch.Generator().manual_seed(1)  # on each rank
+    return torch.utils.data.TensorDataset(
+        torch.randn(count, 3, 8, 8, generator=same), torch.arange(count))
 
 
 class Numbers:

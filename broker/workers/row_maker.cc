@@ -32,6 +32,7 @@ RowMaker::RowMaker(const Dataset& dataset, const DatasetSpec& spec,
       watch_(watch),
       dataset_hash_(SampleQuarantine::DatasetHash(DatasetKey(spec))),
       wait_ns_(dataset.wait_ns()),
+      runs_functions_(RunsFunctions(spec)),
       cache_(dataset.cache.get()),
       process_(dataset.source->MakeMaker(cancelled)) {
   for (const auto& program : dataset.programs) {
@@ -128,6 +129,7 @@ void RowMaker::SetForm(const ElementSpec& form) {
     const std::optional<uint32_t> length = LengthOf(row, row[i]);
     if (!length) continue;
     const bool narrow = form[i] != row[i];
+    if (!narrow && !runs_functions_) continue;
     lists_.push_back(
         {i, *length, std::vector<std::byte>(narrow ? row[i].RowBytes() : 0)});
     any_narrow_ |= narrow;

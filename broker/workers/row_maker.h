@@ -125,7 +125,9 @@ class RowMaker {
   const Watch watch_;
   const uint64_t dataset_hash_;  // SampleQuarantine::DatasetHash
   const uint64_t wait_ns_;       // that programs may wait for other processes
-  RowCache* const cache_;        // nullptr: there is none
+  // Which may say any length of a list; sources and steps are right.
+  const bool runs_functions_;
+  RowCache* const cache_;  // nullptr: there is none
 
   StepClock clock_;
   CacheUse cache_use_;
