@@ -35,6 +35,7 @@ processors here, so what is made and who takes it share them.
 """
 
 import argparse
+import concurrent.futures
 import functools
 import json
 import multiprocessing
@@ -363,20 +364,34 @@ def epoch_rate(kind, workers, dataset, records, **options):
     return records / (time.perf_counter() - begin)
 
 
+MARK = "BENCHMARK_MEMORY_OF"
+
+
 def resident_mib():
-    """Of all processes of this machine; what they share counts once."""
+    """Of all processes with this one's mark; what they share counts once."""
+    mark = f"{MARK}={os.environ[MARK]}\0".encode()
     total = 0
-    for process in pathlib.Path("/proc").glob("[0-9]*/smaps_rollup"):
+    for process in pathlib.Path("/proc").glob("[0-9]*"):
         try:
-            total += next(int(line.split()[1]) for line in process.read_text().splitlines()
-                          if line.startswith("Pss:"))
+            if mark in (process / "environ").read_bytes():
+                total += next(int(line.split()[1]) for line in
+                              (process / "smaps_rollup").read_text().splitlines()
+                              if line.startswith("Pss:"))
         except (OSError, StopIteration):
             pass
     return total / 1024
 
 
-def memory_mib(kind, workers, records):
-    """That an epoch over a list of texts takes, beside the list: at its last batch."""
+def memory_mib(*side):
+    """In a process of its own, whose children inherit its mark: others come and go."""
+    os.environ[MARK] = str(time.monotonic_ns())
+    with concurrent.futures.ProcessPoolExecutor(
+            1, multiprocessing.get_context("spawn")) as alone:
+        return alone.submit(memory_of_an_epoch, *side).result()
+
+
+def memory_of_an_epoch(kind, workers, records):
+    """In MiB, beside the list of texts that it is over: at its last batch."""
     loader = loader_of(kind)([f"sample {i} " + "x" * 80 for i in range(20 * records)],
                              batch_size=4096, num_workers=workers, shuffle=True)
     before = resident_mib()
