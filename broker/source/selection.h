@@ -73,10 +73,11 @@ struct ColumnUse {
   std::string name;
 };
 
-// Records that have no values, and the files that say which.
+// Records that are excluded, so that an error of theirs is none of the
+// column's, and the files that list them.
 struct WithoutValues {
   std::function<bool(uint64_t record)> has;
-  FileDigests files;  // none: there are no such records
+  FileDigests files;  // empty if no record is excluded
 };
 
 // Columns that a selection goes by and a source knows only by reading its

@@ -107,8 +107,8 @@ class RowMaker {
                     bool from_cache, Places out, MadeBy* by);
   void SetForm(const ElementSpec& form);
   // Where programs write a row, whose lists may have more room than `out`; and
-  // what of it is a row of the batch. DataLoss: no length of a list, which a
-  // function may have made.
+  // what of it is a row of the batch. DataLoss: a length is negative, or longer
+  // than the room of its list.
   Places Wide(Places out);
   Status FinishLists(Places out) const;
   Status MakeByProcess(const Plan::Row& row);
@@ -125,7 +125,7 @@ class RowMaker {
   const Watch watch_;
   const uint64_t dataset_hash_;  // SampleQuarantine::DatasetHash
   const uint64_t wait_ns_;       // that programs may wait for other processes
-  // Which may say any length of a list; sources and steps are right.
+  // A user's function may set the length of a list to any number.
   const bool runs_functions_;
   RowCache* const cache_;  // nullptr: there is none
 

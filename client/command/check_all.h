@@ -18,8 +18,8 @@ namespace penstock {
 StatusOr<SpecFile> WithoutList(PrivateBroker* broker, const SpecFile& file,
                                const std::string& list);
 
-// The spec of all records of its source, none of which has to be readable for
-// it: without `select` and buckets.
+// The spec without `select` and buckets: a broken record cannot keep it from
+// opening, since no column is read.
 StatusOr<SpecFile> OfAllRecords(PrivateBroker* broker, const SpecFile& file);
 
 struct AllChecked {
