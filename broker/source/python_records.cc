@@ -70,6 +70,8 @@ Status TakeTemplate(std::unique_ptr<PythonProcess> process, bool in_columns,
   if (in_columns) PENSTOCK_RETURN_IF_ERROR(LayOutColumns(records));
   if (forks && !records->parent) {
     records->parent = std::make_shared<PythonTemplate>(std::move(process));
+  } else {
+    process->Drop();
   }
   records->argument["template"] = false;
   return OkStatus();

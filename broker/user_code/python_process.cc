@@ -343,6 +343,10 @@ PythonProcess::~PythonProcess() {
   std::thread([pid = pid_] { AwaitEnd(pid); }).detach();
 }
 
+void PythonProcess::Drop() {
+  if (parent_ && pid_ >= 0) parent_->Kill(std::exchange(pid_, -1));
+}
+
 Status PythonProcess::Send(std::span<const std::byte> asked,
                            std::span<const int> fds,
                            const Cancelled& cancelled) {
@@ -476,6 +480,12 @@ std::optional<int> PythonTemplate::Reap(pid_t pid) {
   }
   std::memcpy(&status, answer->body.data(), sizeof(status));
   return static_cast<int>(status);
+}
+
+void PythonTemplate::Kill(pid_t pid) {
+  const std::string asked = Format("{}", -pid);  // below 0: it does not answer
+  const std::lock_guard lock(mutex_);
+  (void)process_->Send(std::as_bytes(std::span(asked)), {}, {});
 }
 
 }  // namespace penstock

@@ -65,7 +65,8 @@ def keep_to_itself():
 def said(error):
     """What Python prints of an exception, without this file's lines."""
     trace = error.__traceback__
-    while trace is not None and trace.tb_frame.f_code.co_filename == "<string>":
+    own = said.__code__.co_filename
+    while trace is not None and trace.tb_frame.f_code.co_filename == own:
         trace = trace.tb_next
     text = "".join(traceback.format_exception(type(error), error, trace))
     text = str(error) if isinstance(error, Told) else text.rstrip()
@@ -188,7 +189,8 @@ def answer_calls(link, prepare, options):
 def fork_on_request(link, prepare):
     """The loop of a template: a call has the child's argument as JSON, and its
     descriptors LINK and MEMORY; the answer has a pidfd. Without descriptors it has
-    the number of a child that is to end; the answer is how it did (waitpid)."""
+    the number of a child that is to end; the answer is how it did (waitpid). Below
+    0: nobody waits for that, and there is no answer."""
     global LINK, MEMORY
     ending = set()
     while True:
@@ -197,12 +199,15 @@ def fork_on_request(link, prepare):
             return
         call, = struct.unpack_from("<Q", message)
         if not more:
-            child, status = json.loads(message[8:]), 0
+            number, status = json.loads(message[8:]), 0
+            child = abs(number)
             try:
                 os.killpg(child, signal.SIGKILL)
             except ProcessLookupError:
                 pass
             ending.add(child)
+            if number < 0:
+                continue
             # It may take long to end, and others wait for this process.
             give_up_s = time.monotonic() + END_S
             while child in ending and time.monotonic() < give_up_s:

@@ -30,6 +30,15 @@ using testing::HasSubstr;
 
 // ---- who belongs where
 
+TEST(TopologyTest, NoPluginIsLoaded) {
+  ASSERT_TRUE(Topology::Load({}).ok());
+  std::ifstream maps("/proc/self/maps");
+  std::string line;
+  while (std::getline(maps, line)) {
+    EXPECT_EQ(line.find("/hwloc_"), std::string::npos) << line;
+  }
+}
+
 TEST(CpuListTest, ListsAreRead) {
   EXPECT_THAT(*ParseCpuList("0"), ElementsAre(0));
   EXPECT_THAT(*ParseCpuList("0-3,8,10-11"), ElementsAre(0, 1, 2, 3, 8, 10, 11));

@@ -12,6 +12,7 @@ import collections.abc
 import contextlib
 import copy
 import fcntl
+import importlib
 import io
 import json
 import mmap
@@ -21,6 +22,7 @@ import re
 import struct
 import sys
 import tempfile
+import threading
 import warnings
 import zlib
 from typing import (Any, Callable, Dict, Iterator, List, NamedTuple, Optional,
@@ -81,7 +83,13 @@ def own_socket(ranks: Optional[Ranks] = None) -> str:
             "PENSTOCK_WORLD_SIZE": str(ranks.world_size),
             "PENSTOCK_LOCAL_WORLD_SIZE": str(ranks.local_world_size),
             "MASTER_ADDR": ranks.launch, "MASTER_PORT": "0"}):
-        return _core.own_broker()
+        # What is needed next is imported while the broker starts.
+        imports = threading.Thread(target=importlib.import_module, args=["cloudpickle"])
+        imports.start()
+        try:
+            return _core.own_broker()
+        finally:
+            imports.join()
 
 
 def spec_of(name: str, socket: str, dataset: Any, *,
@@ -285,17 +293,18 @@ def _write_in_use(folder: str, path: str, socket: str, value: Dict[str, Any],
             f"be pickled for the processes that make its samples: {error}. What cannot be pickled (open files, "
             "connections, locks, generators) is opened in __getitem__, or by a "
             "factory: penstock.Dataset.python") from error
-    offered = template.can_fork() and template.offer(listens, socket, value,
-                                                     pieces.clear)
+    offered = template.offer(listens, socket, value, pieces.clear) if (
+        template.can_fork()) else (lambda: False)
     try:
-        if offered and sum(map(len, pieces)) > _MEANWHILE_BYTES_MIN:
-            template.meanwhile(lambda: _write_file(folder, path, pieces, listens))
+        if sum(map(len, pieces)) > _MEANWHILE_BYTES_MIN and offered():
+            template.meanwhile(lambda: _write_file(folder, path, pieces, listens))()
         else:
             _write_file(folder, path, pieces)
     except BaseException:
+        offered()
         template.withdraw(listens)
         raise
-    if not offered:
+    if not offered():
         return leave
 
     def end() -> None:

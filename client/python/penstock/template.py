@@ -11,7 +11,9 @@ from __future__ import annotations
 
 import array
 import contextlib
+import functools
 import gc
+import importlib.util
 import os
 import signal
 import socket as sockets
@@ -20,7 +22,7 @@ import struct
 import sys
 import time
 import warnings
-from typing import Any, Callable, Dict, Set
+from typing import Any, Callable, Dict, Set, Tuple
 
 _LOOK_S = 1.0  # how often it looks whether it is needed
 _GONE_S = 10.0  # a broker that does not listen for so long is gone
@@ -37,9 +39,12 @@ def can_fork() -> bool:
 
 
 def offer(path: str, broker: str, given: Dict[str, Any],
-          forget: Callable[[], None]) -> bool:
-    """Forks the process, which listens at path and has what is given. False: it
-    cannot listen there (a path too long, another rank's), or be forked.
+          forget: Callable[[], None]) -> Callable[[], bool]:
+    """Forks the process, which listens at path and has what is given.
+
+    Returns:
+      What waits until it is forked. False: it cannot listen there (a path too long,
+      another rank's), or be forked.
 
     Args:
       broker: the socket of the broker.
@@ -49,16 +54,22 @@ def offer(path: str, broker: str, given: Dict[str, Any],
         listener = sockets.socket(sockets.AF_UNIX, sockets.SOCK_SEQPACKET)
         listener.bind(path)
     except OSError:
-        return False
+        return lambda: False
     with listener:
         listener.listen()
+        forked = meanwhile(lambda: _Template(listener, path, broker, given).run(forget),
+                           listener.fileno())
+
+    @functools.lru_cache(maxsize=None)
+    def offered() -> bool:
         try:
-            meanwhile(lambda: _Template(listener, path, broker, given).run(forget),
-                      listener.fileno())
+            forked()
         except OSError:
             withdraw(path)
             return False
-    return True
+        return True
+
+    return offered
 
 
 def withdraw(path: str) -> None:
@@ -67,16 +78,24 @@ def withdraw(path: str) -> None:
         os.unlink(path)
 
 
-def meanwhile(work: Callable[[], None], keep: int = -1) -> None:
+def meanwhile(work: Callable[[], None], keep: int = -1) -> Callable[[], None]:
     """Does it in a process forked from this one, whose child it is not, and which
-    keeps one descriptor beside its files. OSError: it cannot be forked."""
+    keeps one descriptor beside its files.
+
+    Returns:
+      What waits until it is forked, and must be called once. OSError: it cannot be.
+    """
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(AttributeError, ValueError, OSError):
             stream.flush()  # which a program may have replaced, or closed
     with warnings.catch_warnings():
         # Python warns of forks beside threads: the child calls none of their code.
         warnings.simplefilter("ignore")
-        child = os.fork()
+        try:
+            child = os.fork()
+        except OSError as error:
+            failed = error
+            return lambda: _raise(failed)
     if child == 0:
         status = 1
         try:
@@ -88,12 +107,20 @@ def meanwhile(work: Callable[[], None], keep: int = -1) -> None:
                 work()
         finally:
             os._exit(status)
-    try:
-        status = os.waitpid(child, 0)[1]
-    except ChildProcessError:  # the program ignores SIGCHLD
-        return
-    if status != 0:
-        raise OSError("the process cannot be forked")
+
+    def wait() -> None:
+        try:
+            status = os.waitpid(child, 0)[1]
+        except ChildProcessError:  # the program ignores SIGCHLD
+            return
+        if status != 0:
+            raise OSError("the process cannot be forked")
+
+    return wait
+
+
+def _raise(error: OSError) -> None:
+    raise error
 
 
 def _close_others(keep: int) -> None:
@@ -112,6 +139,23 @@ def _close_others(keep: int) -> None:
             pass
 
 
+def _compiled(program: str) -> Any:
+    """Its code, which Python keeps beside the module of the same text: to compile it
+    takes longer than to fork."""
+    source, code = _kept()
+    return code if source == program else compile(program, "<string>", "exec")
+
+
+@functools.lru_cache(maxsize=None)
+def _kept() -> Tuple[str, Any]:
+    try:
+        found = importlib.util.find_spec("penstock._broker_program")
+        loader: Any = found and found.loader
+        return loader.get_source(loader.name), loader.get_code(loader.name)
+    except Exception:
+        return "", None
+
+
 class _Template:
     def __init__(self, listener: sockets.socket, path: str, broker: str,
                  given: Dict[str, Any]):
@@ -122,6 +166,10 @@ class _Template:
         forget()
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGCHLD):
             signal.signal(number, signal.SIG_DFL)
+        # What all processes want, while nobody waits for it.
+        _kept()
+        with contextlib.suppress(Exception):
+            importlib.import_module("numpy.random")
         gc.freeze()  # a collection would write to all of the shared pages
         self._listener.settimeout(_LOOK_S)
         heard_s = time.monotonic()
@@ -172,6 +220,6 @@ class _Template:
         os.close(log)
         with os.fdopen(text) as file:
             program = file.read()
-        exec(compile(program, "<string>", "exec"), {
+        exec(_compiled(program), {
             "__name__": "penstock", "GIVEN": self._given, "LINK": connection.detach(),
             "TRUSTED": trusted.decode()})
