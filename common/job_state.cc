@@ -73,6 +73,22 @@ StatusOr<WeightsChange> WeightsChangeFromJson(const nlohmann::json& json) {
   return change;
 }
 
+namespace {
+
+StatusOr<std::vector<uint32_t>> WeightsAt(const nlohmann::json& json,
+                                          const char* key) {
+  nlohmann::json change = {0u, 0u};
+  if (const auto list = json.find(key);
+      list != json.end() && list->is_array()) {
+    change.insert(change.end(), list->begin(), list->end());
+  }
+  auto weights = WeightsChangeFromJson(change);
+  if (!weights.ok()) return Wrong(json, key, "a list of weights");
+  return std::move(weights->weights);
+}
+
+}  // namespace
+
 nlohmann::json JobStateToJson(const JobState& state) {
   nlohmann::json owed = nlohmann::json::array();
   for (const JobState::Owed& each : state.owed) {
@@ -97,6 +113,9 @@ nlohmann::json JobStateToJson(const JobState& state) {
   if (state.shards) {
     json["shards"] = {{"count", state.shards->count},
                       {"batch", state.shards->batch}};
+  }
+  if (state.mix) {
+    json["mix"] = {{"begin", state.mix->begin}, {"spec", state.mix->spec}};
   }
   for (const WeightsChange& change : state.weights) {
     json["weights"].push_back(WeightsChangeToJson(change));
@@ -162,6 +181,15 @@ StatusOr<JobState> JobStateFromJson(const nlohmann::json& json) {
       return Wrong(*shards, "count", "a number of ranks");
     }
     state.shards = JobState::Shards{static_cast<uint32_t>(count), batch};
+  }
+  if (const auto mix = json.find("mix"); mix != json.end()) {
+    if (!mix->is_object()) return Wrong(json, "mix", "{begin, spec}");
+    state.mix.emplace();
+    PENSTOCK_ASSIGN_OR_RETURN(state.mix->begin, WeightsAt(*mix, "begin"));
+    PENSTOCK_ASSIGN_OR_RETURN(state.mix->spec, WeightsAt(*mix, "spec"));
+    if (state.mix->begin.size() != state.mix->spec.size()) {
+      return Wrong(*mix, "spec", "a weight for each part");
+    }
   }
   if (const auto weights = json.find("weights"); weights != json.end()) {
     if (!weights->is_array() || weights->size() > JobState::kChangesMax) {

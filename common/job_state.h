@@ -14,6 +14,10 @@
 //                                           ranks that files or steps were
 //                                           divided over, and the rows (or
 //                                           tokens) of a step
+//    "mix": {"begin": [1, 4], "spec": [1, 1]},  only of a mix without schedule:
+//                                           the weights that it began with, and
+//                                           those of the spec since its last
+//                                           resume
 //    "weights": [[2, 512, 1, 4], ...],      only of a mix whose weights were
 //                                           changed while it ran: epoch and
 //                                           row from which on they hold, one
@@ -84,6 +88,13 @@ struct JobState {
     bool operator==(const Shards&) const = default;
   };
 
+  // Weights as of a WeightsChange.
+  struct Mix {
+    std::vector<uint32_t> begin;
+    std::vector<uint32_t> spec;
+    bool operator==(const Mix&) const = default;
+  };
+
   std::string dataset;
   DeliveryMode delivery = DeliveryMode::kSplit;
   uint64_t records = 0;
@@ -91,6 +102,7 @@ struct JobState {
   std::string selection;
   std::optional<Shuffle> shuffle;
   std::optional<Shards> shards;
+  std::optional<Mix> mix;
   std::vector<WeightsChange> weights;  // in the order of their rows
   uint64_t epoch = 0;
   uint64_t row = 0;

@@ -70,7 +70,8 @@ def own_folder(folder, config):
         return
     mine = pathlib.Path(config["formats"], f"{config['data']}-mds-{config['rank']}")
     shutil.rmtree(mine, ignore_errors=True)
-    shutil.copytree(folder, mine, copy_function=os.link)
+    shutil.copytree(folder, mine, copy_function=os.link, ignore=lambda _, names: [
+        name for name in names if name.startswith(f"{config['data']}-mds-")])
     with open(pathlib.Path(config["folder"], "streaming.lock"), "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield mine

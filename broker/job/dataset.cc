@@ -7,6 +7,7 @@
 
 #include "broker/declare/spec_path.h"
 #include "broker/index/fingerprint.h"
+#include "broker/job/made_numbers.h"
 #include "broker/plan/mix.h"
 #include "broker/plan/orders.h"
 #include "broker/transform/mixup.h"
@@ -364,16 +365,41 @@ Status CompilePrograms(const DatasetSpec& spec,
 // Columns that buckets go by: one, and the lengths of the lists that they make
 // narrower.
 std::vector<ColumnUse> ColumnsOfBuckets(const DatasetSpec& spec,
-                                        const Source& source) {
+                                        const Source& source,
+                                        const MadeNumbers& made) {
   std::vector<ColumnUse> uses;
   if (!spec.batch.buckets) return uses;
   uses.push_back({"batch.buckets.by", spec.batch.buckets->by});
+  ElementSpec numbers = made.features;
   for (const RawFeature& raw : source.raw_spec()) {
-    if (raw.feature.name.ends_with(kLengthSuffix)) {
-      uses.push_back({"batch.buckets", raw.feature.name});
+    numbers.push_back(raw.feature);
+  }
+  for (const Feature& each : numbers) {
+    if (each.name.ends_with(kLengthSuffix)) {
+      uses.push_back({"batch.buckets", each.name});
     }
   }
   return uses;
+}
+
+// `map` is run on all records only for a column that nothing else has.
+MadeNumbers NumbersWanted(const DatasetSpec& spec, const Source& source,
+                          const FunctionOptions& functions,
+                          OpenProgress* progress) {
+  std::set<std::string> missing;
+  const auto want = [&](const std::string& name) {
+    if (!ReadColumns::Has(source, name)) missing.insert(name);
+  };
+  if (spec.batch.buckets) want(spec.batch.buckets->by);
+  for (const SelectSpec& step : spec.select) {
+    for (const std::string& name : ColumnsOf(step)) want(name);
+  }
+  if (missing.empty()) return {};
+  MadeNumbers made = NumbersOfHead(spec, source, functions, progress);
+  const bool any = std::any_of(
+      made.features.begin(), made.features.end(),
+      [&](const Feature& each) { return missing.count(each.name) > 0; });
+  return any ? std::move(made) : MadeNumbers{};
 }
 
 // A list has room for the longest of its bucket where a column says its length.
@@ -425,9 +451,11 @@ StatusOr<std::shared_ptr<const Dataset>> OpenDataset(
         spec, has_path ? AtPath("source", source.status()) : source.status());
   }
   dataset->source = *std::move(source);
+  const MadeNumbers made =
+      NumbersWanted(spec, *dataset->source, functions, progress);
   auto selected =
       Selection::Open(spec.select, spec.source, *dataset->source, progress,
-                      ColumnsOfBuckets(spec, *dataset->source));
+                      ColumnsOfBuckets(spec, *dataset->source, made), made);
   if (!selected.ok()) return Located(spec, selected.status());
   dataset->selection = *std::move(selected);
   MapOpening opening = {progress};

@@ -87,6 +87,7 @@ JobState IdentityOf(const JobOptions& options, uint64_t records,
     state.shuffle = JobState::Shuffle{options.spec.shuffle->seed,
                                       options.spec.shuffle->each_epoch};
   }
+  state.mix = MixOf(options);
   if (options.spec.shard == ShardPolicy::kFile || StepsDependOnRanks(options)) {
     const uint32_t shards = ShardsOf(options);
     state.shards =

@@ -9,6 +9,7 @@
 #include <type_traits>
 #include <utility>
 
+#include "broker/plan/mix.h"
 #include "common/printable.h"
 
 namespace penstock {
@@ -56,7 +57,44 @@ void FromJson(const json& json, T* value) {
   }
 }
 
+// As whole numbers, of a mix whose weights do not change by a schedule.
+std::optional<std::vector<uint32_t>> SpecWeights(const DatasetSpec& spec) {
+  const auto* const mix = std::get_if<MixSource>(&spec.source);
+  if (mix == nullptr || !mix->schedule.empty()) return std::nullopt;
+  std::vector<double> weights;
+  for (const PartSpec& part : mix->parts) weights.push_back(part.weight);
+  auto whole = WholeWeights(weights);
+  if (!whole.ok()) return std::nullopt;
+  return *std::move(whole);
+}
+
 }  // namespace
+
+void TakeWeightsOfSpec(JobOptions* options) {
+  if (!options->start || !options->start->mix) return;
+  JobState& start = *options->start;
+  auto* const mix = std::get_if<MixSource>(&options->spec.source);
+  const auto wanted = SpecWeights(options->spec);
+  if (!wanted || wanted->size() != start.mix->begin.size()) return;
+  if (*wanted != start.mix->spec) {
+    if (!start.weights.empty() && start.weights.back().epoch == start.epoch &&
+        start.weights.back().row == start.row) {
+      start.weights.pop_back();
+    }
+    start.weights.push_back({start.epoch, start.row, *wanted});
+    start.mix->spec = *wanted;
+  }
+  for (size_t i = 0; i < mix->parts.size(); ++i) {
+    mix->parts[i].weight = start.mix->begin[i];
+  }
+}
+
+std::optional<JobState::Mix> MixOf(const JobOptions& options) {
+  const auto begin = SpecWeights(options.spec);
+  if (!begin) return std::nullopt;
+  const bool resumed = options.start && options.start->mix;
+  return JobState::Mix{*begin, resumed ? options.start->mix->spec : *begin};
+}
 
 std::vector<WeightsChange> WeightsOf(const JobOptions& options) {
   std::vector<WeightsChange> weights;

@@ -79,6 +79,13 @@ inline Launch LaunchOf(const JobOptions& options) {
              : Launch(options.world_size, options.local_world_size);
 }
 
+// A resumed mix whose spec has other weights goes on with them from its state's
+// row on: start gets the change, and the spec the weights that the job began
+// with, from which all before that row follows.
+void TakeWeightsOfSpec(JobOptions* options);
+// What a state says of the weights; nullopt: the source has none.
+std::optional<JobState::Mix> MixOf(const JobOptions& options);
+
 // All changes of its mix's weights.
 std::vector<WeightsChange> WeightsOf(const JobOptions& options);
 

@@ -64,7 +64,9 @@ const Declaration<FilterStep>& FilterStep::Declared() {
           "One that is in the records (csv, json_lines, "
           "tfrecord, webdataset, ...) is read from all of them when the "
           "dataset is first opened, and kept in the cache folder (of a Python "
-          "dataset, whenever it is opened). All that is given has to hold.")
+          "dataset, whenever it is opened); so is a number that the first "
+          "steps of `map` make, up to one that draws random numbers, such as "
+          "`audio.length` of decode_audio. All that is given has to hold.")
           .Example("{column: label, in: [3, 5]}")
           .Optional("column", &FilterStep::column, LeftOutAt({}, ColumnName()),
                     "its name")

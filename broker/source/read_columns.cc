@@ -49,7 +49,7 @@ static_assert(sizeof(Header) == 56);
 
 // A feature that a column can be made of.
 struct Readable {
-  size_t feature = 0;
+  size_t feature = 0;                   // of the source, or of what is made
   std::optional<size_t> bytes_feature;  // of a text: the one with its length
   DType dtype = DType::kInt64;          // of a number
 };
@@ -270,8 +270,13 @@ bool Fill(CacheReader* cache, uint64_t count, std::vector<T>* values) {
 
 class ColumnValues {
  public:
-  ColumnValues(std::string name, const Readable& readable, uint64_t records)
-      : name_(std::move(name)), readable_(readable), records_(records) {}
+  // made: nullptr: the column is a feature of the source.
+  ColumnValues(std::string name, const Readable& readable,
+               const MadeNumbers* made, uint64_t records)
+      : name_(std::move(name)),
+        readable_(readable),
+        made_(made),
+        records_(records) {}
 
   const std::string& name() const { return name_; }
   ColumnValue At(uint64_t record) const {
@@ -297,20 +302,30 @@ class ColumnValues {
     return fingerprint.digest();
   }
 
-  // From the cache, else from the records.
-  Status Find(const SourceSpec& spec, const Source& source,
-              const WithoutValues& without, OpenProgress* progress) {
-    PENSTOCK_RETURN_IF_ERROR(progress->reserve(
-        records_ *
-        (readable_.bytes_feature ? sizeof(uint32_t) : sizeof(uint64_t))));
-    const std::string key = KeyOf(spec, source, without);
-    const std::string path = key.empty() ? "" : CachePath(kCacheKind, key);
-    PENSTOCK_ASSIGN_OR_RETURN(const bool cached,
-                              ReadCache(path, key, progress));
-    if (cached) return OkStatus();
-    PENSTOCK_RETURN_IF_ERROR(Read(source, without, progress));
-    // A failure costs time at the next opening.
-    if (!path.empty() && !source.Changed()) (void)WriteCache(path, key);
+  // From the cache, else from the records: those that are made of them all at
+  // once.
+  static Status Find(std::span<ColumnValues* const> columns,
+                     const SourceSpec& spec, const Source& source,
+                     const WithoutValues& without, OpenProgress* progress) {
+    std::vector<ColumnValues*> missing;
+    for (ColumnValues* each : columns) {
+      PENSTOCK_RETURN_IF_ERROR(progress->reserve(
+          each->records_ * (each->readable_.bytes_feature ? sizeof(uint32_t)
+                                                          : sizeof(uint64_t))));
+      each->key_ = each->KeyOf(spec, source, without);
+      PENSTOCK_ASSIGN_OR_RETURN(const bool cached, each->ReadCache(progress));
+      if (!cached) missing.push_back(each);
+    }
+    if (missing.empty()) return OkStatus();
+    if (missing[0]->made_ == nullptr) {
+      PENSTOCK_RETURN_IF_ERROR(missing[0]->Read(source, without, progress));
+    } else {
+      PENSTOCK_RETURN_IF_ERROR(MakeAll(missing, source, without, progress));
+    }
+    for (const ColumnValues* each : missing) {
+      // A failure costs time at the next opening.
+      if (!each->key_.empty() && !source.Changed()) (void)each->WriteCache();
+    }
     return OkStatus();
   }
 
@@ -328,50 +343,92 @@ class ColumnValues {
     } else {
       numbers_.resize(records_);
     }
-    progress->done = 0;
-    progress->total = records_;
     const std::array names = {name_};
     const std::unique_ptr<Source> alone = source.OfFeatures(names);
     const Source& column = alone ? *alone : source;
-    const bool is_made = source.wait_ns() > 0;
     const Readable readable = *FindReadable(column.raw_spec(), name_);
+    PENSTOCK_RETURN_IF_ERROR(
+        OfAllRecords(column, /*in_processes=*/false, without, progress, [&] {
+          return [&, known = std::make_shared<KnownTexts>(&texts)](
+                     uint64_t record, const RawRecord& raw) {
+            if (readable.bytes_feature) {
+              PENSTOCK_ASSIGN_OR_RETURN(places_[record],
+                                        known->PlaceOf(TextIn(raw, readable)));
+              return OkStatus();
+            }
+            SetNumber(record, readable, raw[readable.feature].data());
+            return OkStatus();
+          };
+        }));
+    texts_ = texts.Sort(&places_);
+    return OkStatus();
+  }
+
+  static Status MakeAll(std::span<ColumnValues* const> columns,
+                        const Source& source, const WithoutValues& without,
+                        OpenProgress* progress) {
+    const MadeNumbers& made = *columns[0]->made_;
+    for (ColumnValues* each : columns) each->numbers_.resize(each->records_);
+    return OfAllRecords(source, made.in_processes, without, progress, [&] {
+      return [&, columns, make = made.begin()](uint64_t record,
+                                               const RawRecord& raw) {
+        const auto numbers = make(raw);
+        if (!numbers.ok()) {
+          return without.has(record)
+                     ? OkStatus()
+                     : numbers.status().Prepend(source.Describe(record));
+        }
+        for (ColumnValues* each : columns) {
+          each->SetNumber(record, each->readable_,
+                          (*numbers)[each->readable_.feature]);
+        }
+        return OkStatus();
+      };
+    });
+  }
+
+  void SetNumber(uint64_t record, const Readable& readable,
+                 const std::byte* number) {
+    numbers_[record] = BitsOf(NumberOf(readable.dtype, number));
+  }
+
+  // begin_turn() gives each thread what it calls with each of its records.
+  template <typename Begin>
+  static Status OfAllRecords(const Source& source, bool in_processes,
+                             const WithoutValues& without,
+                             OpenProgress* progress, const Begin& begin_turn) {
+    const uint64_t records = source.record_count();
+    progress->done = 0;
+    progress->total = records;
+    const bool is_made = source.wait_ns() > 0;
     // A process for each processor, and one turn for each process.
     const uint64_t turn_records =
-        is_made
+        is_made || in_processes
             ? std::max(
                   kTurn,
-                  records_ / std::max(std::thread::hardware_concurrency(), 1u) +
+                  records / std::max(std::thread::hardware_concurrency(), 1u) +
                       1)
             : kTurn;
     const auto turns =
-        static_cast<size_t>((records_ + turn_records - 1) / turn_records);
-    PENSTOCK_RETURN_IF_ERROR(InParallel(turns, [&](size_t turn) -> Status {
+        static_cast<size_t>((records + turn_records - 1) / turn_records);
+    return InParallel(turns, [&](size_t turn) -> Status {
       if (progress->cancel.load()) {
         return CancelledError("nobody waits any more");
       }
-      KnownTexts known(&texts);
       const uint64_t begin = turn * turn_records;
-      const uint64_t end = std::min(begin + turn_records, records_);
+      const uint64_t end = std::min(begin + turn_records, records);
       uint64_t kept = 0;
+      auto each = begin_turn();
       const auto keep = [&](uint64_t record, const RawRecord& raw) {
         if (++kept % kProgress == 0) progress->done += kProgress;
-        if (readable.bytes_feature) {
-          PENSTOCK_ASSIGN_OR_RETURN(places_[record],
-                                    known.PlaceOf(TextIn(raw, readable)));
-          return OkStatus();
-        }
-        numbers_[record] =
-            BitsOf(NumberOf(readable.dtype, raw[readable.feature].data()));
-        return OkStatus();
+        return Status(each(record, raw));
       };
       PENSTOCK_RETURN_IF_ERROR(
-          is_made ? MakeRecords(column, begin, end, without, *progress, keep)
-                  : ReadRecords(column, begin, end, without, keep));
+          is_made ? MakeRecords(source, begin, end, without, *progress, keep)
+                  : ReadRecords(source, begin, end, without, keep));
       progress->done += kept % kProgress;
       return OkStatus();
-    }));
-    texts_ = texts.Sort(&places_);
-    return OkStatus();
+    });
   }
 
   // Empty: nothing tells whether the data are the same.
@@ -379,13 +436,14 @@ class ColumnValues {
                     const WithoutValues& without) const {
     nlohmann::ordered_json key;
     const std::string data = source.fingerprint();
-    if (data.empty()) return "";
+    if (data.empty() || (made_ != nullptr && made_->key.empty())) return "";
     Fingerprint times("changed");
     source.AddTimes(&times);
     WriteKind(KindsOf<SourceSpec>(), &spec, &key["source"]);
     key["data"] = data;
     key["changed"] = times.Hex();
     key["column"] = name_;
+    if (made_ != nullptr) key["made"] = made_->key;
     for (const auto& [path, digest] : without.files) {
       key["without"].push_back(digest);
     }
@@ -394,21 +452,21 @@ class ColumnValues {
   }
 
   // An error is the promise of memory's.
-  StatusOr<bool> ReadCache(const std::string& path, const std::string& key,
-                           OpenProgress* progress) {
-    auto cache = CacheReader::Open(path);
+  StatusOr<bool> ReadCache(OpenProgress* progress) {
+    if (key_.empty()) return false;
+    auto cache = CacheReader::Open(CachePath(kCacheKind, key_));
     Header header;
     if (!cache || !cache->Read(std::as_writable_bytes(std::span(&header, 1))) ||
-        header.magic != kColumnsMagic || header.key_bytes != key.size() ||
+        header.magic != kColumnsMagic || header.key_bytes != key_.size() ||
         header.records != records_) {
       return false;
     }
-    std::string cached_key(key.size(), '\0');
+    std::string cached_key(key_.size(), '\0');
     if (!cache->Read(std::as_writable_bytes(std::span(cached_key))) ||
-        cached_key != key) {
+        cached_key != key_) {
       return false;
     }
-    ColumnValues found(name_, readable_, records_);
+    ColumnValues found(name_, readable_, made_, records_);
     std::vector<uint64_t> ends;
     std::vector<char> bytes;
     const bool has_texts = readable_.bytes_feature.has_value();
@@ -440,28 +498,30 @@ class ColumnValues {
     return true;
   }
 
-  Status WriteCache(const std::string& path, const std::string& key) const {
+  Status WriteCache() const {
     std::string bytes;
     std::vector<uint64_t> ends;
     for (const std::string& text : texts_) {
       bytes += text;
       ends.push_back(bytes.size());
     }
-    const Header header = {.key_bytes = key.size(),
+    const Header header = {.key_bytes = key_.size(),
                            .records = records_,
                            .texts = texts_.size(),
                            .text_bytes = bytes.size(),
                            .digest = Digest()};
     const std::array<std::span<const std::byte>, 6> regions = {
-        std::as_bytes(std::span(&header, 1)), std::as_bytes(std::span(key)),
+        std::as_bytes(std::span(&header, 1)), std::as_bytes(std::span(key_)),
         std::as_bytes(std::span(numbers_)),   std::as_bytes(std::span(places_)),
         std::as_bytes(std::span(ends)),       std::as_bytes(std::span(bytes))};
-    return WriteCacheFile(path, regions);
+    return WriteCacheFile(CachePath(kCacheKind, key_), regions);
   }
 
   const std::string name_;
   const Readable readable_;
+  const MadeNumbers* const made_;  // outlives the opening only
   const uint64_t records_;
+  std::string key_;                 // of the cache; "": it is not kept
   std::vector<uint64_t> numbers_;   // the bits of int64 or double
   std::vector<uint32_t> places_;    // of texts, in texts_
   std::vector<std::string> texts_;  // in byte order
@@ -475,21 +535,24 @@ std::vector<std::string> ReadColumns::NamesOf(const Source& source) {
   return names;
 }
 
+bool ReadColumns::Has(const Source& source, const std::string& name) {
+  const Columns columns = source.columns(0);
+  return IsRead(source, name) ||
+         std::any_of(columns.begin(), columns.end(),
+                     [&](const Column& each) { return each.name == name; });
+}
+
 StatusOr<ReadColumns> ReadColumns::Open(std::span<const ColumnUse> uses,
                                         const SourceSpec& spec,
                                         const Source& source,
                                         const WithoutValues& without,
+                                        const MadeNumbers& made,
                                         OpenProgress* progress) {
   ReadColumns opened;
   if (source.record_count() == 0) return opened;
-  std::set<std::string> known;
-  for (const Column& column : source.columns(0)) known.insert(column.name);
-  for (const auto& [path, name] : uses) {
-    const auto readable = FindReadable(source.raw_spec(), name);
-    if (!IsRead(source, name) || !known.insert(name).second) continue;
-    auto values =
-        std::make_shared<ColumnValues>(name, *readable, source.record_count());
-    Status found = values->Find(spec, source, without, progress);
+  const auto find = [&](std::span<ColumnValues* const> columns,
+                        const std::string& path) {
+    Status found = ColumnValues::Find(columns, spec, source, without, progress);
     if (found.code() == StatusCode::kDataLoss) {
       found = DataLossError(
           "{}; `on_error` leaves out no record whose columns are read: mend "
@@ -498,11 +561,43 @@ StatusOr<ReadColumns> ReadColumns::Open(std::span<const ColumnUse> uses,
           "--all`",
           found.message());
     }
-    if (!found.ok()) {
-      return AtPath(path, found.Prepend(Format("column '{}'", name)));
+    if (found.ok()) return found;
+    return AtPath(path,
+                  found.Prepend(Format("column '{}'", columns[0]->name())));
+  };
+  std::set<std::string> known;
+  for (const Column& column : source.columns(0)) known.insert(column.name);
+  std::vector<ColumnValues*> of_map;
+  std::string of_map_path;
+  for (const auto& [path, name] : uses) {
+    const auto number =
+        std::find_if(made.features.begin(), made.features.end(),
+                     [&](const Feature& each) { return each.name == name; });
+    const bool is_read = IsRead(source, name);
+    if ((!is_read && number == made.features.end()) ||
+        !known.insert(name).second) {
+      continue;
     }
+    if (is_read) {
+      auto values = std::make_shared<ColumnValues>(
+          name, *FindReadable(source.raw_spec(), name), nullptr,
+          source.record_count());
+      ColumnValues* const alone[] = {values.get()};
+      PENSTOCK_RETURN_IF_ERROR(find(alone, path));
+      opened.columns_.push_back(std::move(values));
+      continue;
+    }
+    const Readable readable = {
+        .feature = static_cast<size_t>(number - made.features.begin()),
+        .dtype = number->dtype};
+    auto values = std::make_shared<ColumnValues>(name, readable, &made,
+                                                 source.record_count());
+    if (of_map.empty()) of_map_path = path;
+    of_map.push_back(values.get());
     opened.columns_.push_back(std::move(values));
   }
+  PENSTOCK_RETURN_IF_ERROR(of_map.empty() ? OkStatus()
+                                          : find(of_map, of_map_path));
   return opened;
 }
 

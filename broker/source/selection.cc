@@ -8,7 +8,8 @@ StatusOr<Selection> Selection::Open(const std::vector<SelectSpec>& steps,
                                     const SourceSpec& spec,
                                     const Source& source,
                                     OpenProgress* progress,
-                                    std::vector<ColumnUse> uses) {
+                                    std::vector<ColumnUse> uses,
+                                    const MadeNumbers& made) {
   for (size_t i = 0; i < steps.size(); ++i) {
     for (std::string& name : ColumnsOf(steps[i])) {
       uses.push_back({Format("select[{}]", i), std::move(name)});
@@ -37,7 +38,7 @@ StatusOr<Selection> Selection::Open(const std::vector<SelectSpec>& steps,
                                              });
                                        },
                                        std::move(excluded)},
-                                      progress));
+                                      made, progress));
   return opened;
 }
 

@@ -80,10 +80,23 @@ struct WithoutValues {
   FileDigests files;  // empty if no record is excluded
 };
 
+// Numbers that `map` makes of a record, such as the length of a decoded sound.
+struct MadeNumbers {
+  std::vector<Feature> features;
+  // What makes them. "": nothing tells whether it makes the same again.
+  std::string key;
+  bool in_processes = false;
+  // Where a record's lie until the next call. One thread calls it.
+  using Make = std::function<StatusOr<std::span<const std::byte* const>>(
+      const RawRecord&)>;
+  std::function<Make()> begin;  // any thread
+};
+
 // Columns that a selection goes by and a source knows only by reading its
-// records: numbers and texts of theirs. All records are read once, on several
-// threads, when the dataset is opened; the values stay in the cache folder.
-// Constant once opened: 8 bytes a record of a number, 4 of a text.
+// records: numbers and texts of theirs, and numbers made of them. All records
+// are read once, on several threads, when the dataset is opened; the values
+// stay in the cache folder. Constant once opened: 8 bytes a record of a number,
+// 4 of a text.
 class ReadColumns {
  public:
   // Reads those that source.columns() has not. Errors begin with the path of
@@ -94,7 +107,10 @@ class ReadColumns {
                                     const SourceSpec& spec,
                                     const Source& source,
                                     const WithoutValues& without,
+                                    const MadeNumbers& made,
                                     OpenProgress* progress);
+  // Whether a column is one of the source or can be read.
+  static bool Has(const Source& source, const std::string& name);
 
   // The features that it could read; none of a source that processes make.
   static std::vector<std::string> NamesOf(const Source& source);
@@ -119,7 +135,8 @@ class Selection {
   static StatusOr<Selection> Open(const std::vector<SelectSpec>& steps,
                                   const SourceSpec& spec, const Source& source,
                                   OpenProgress* progress,
-                                  std::vector<ColumnUse> uses = {});
+                                  std::vector<ColumnUse> uses = {},
+                                  const MadeNumbers& made = {});
 
   // first: as in Source::OrderOf. Refers to this object and to source, which is
   // the one that it was opened for.

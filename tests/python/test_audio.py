@@ -172,3 +172,40 @@ def test_what_is_no_noise_is_told_with_its_file(attach, tmp_path, sounds, name, 
         STEP, penstock.noise(tmp_path / name, RATE, [3, 9])).batch(1)
     with pytest.raises(penstock.Error, match=f"noise: .*{name}.*{words}"):
         attach(dataset)
+
+
+def test_batches_of_like_length(attach, tmp_path, sounds):
+    """The length of a decoded sound is a column, which nothing but decoding tells."""
+    lengths = [len(samples(data)) for data in sounds.values()]
+    made = penstock.Dataset.audio_folder(tmp_path / "sounds").map(STEP).shuffle(seed=1)
+    bounds = sorted([*sorted(lengths)[3::4]])
+    for job in ("first", "cached"):
+        seen = []
+        for batch in attach(made.batch(
+                3, buckets=penstock.buckets("audio.length", boundaries=bounds[:2])), job=job):
+            assert batch["audio"].shape[1] == bounds[batch.part]
+            assert batch.lengths("audio").tolist() == [lengths[i] for i in batch.ids]
+            seen += batch.ids.tolist()
+        assert sorted(seen) == list(range(len(sounds)))
+    short = made.filter("audio.length", max=bounds[0]).batch(2)
+    assert sorted(i for batch in attach(short, job="short") for i in batch.ids) == [
+        i for i, length in enumerate(lengths) if length <= bounds[0]]
+
+
+def test_a_length_that_is_drawn_is_no_column(attach, tmp_path, sounds):
+    made = penstock.Dataset.audio_folder(tmp_path / "sounds").map(
+        penstock.decode_audio(RATE, 0.1, mono=True, crop="random"))
+    with pytest.raises(penstock.InvalidArgument, match="no column 'audio.length'"):
+        attach(made.shuffle(seed=1).batch(3, buckets=penstock.buckets("audio.length")))
+
+
+def test_a_broken_sound_has_no_length(attach, tmp_path, sounds):
+    next(iter(sounds)).write_bytes(b"RIFF")
+    made = penstock.Dataset.audio_folder(tmp_path / "sounds").map(STEP)
+    by_length = penstock.buckets("audio.length")
+    with pytest.raises(penstock.DataLoss, match="column 'audio.length'.*00.wav"):
+        attach(made.batch(3, buckets=by_length))
+    broken = tmp_path / "broken.txt"
+    broken.write_text("0\n")
+    without = attach(made.exclude(broken).batch(3, buckets=by_length))
+    assert sorted(i for batch in without for i in batch.ids) == list(range(1, len(sounds)))

@@ -191,6 +191,22 @@ def test_every_rank_and_resume_give_the_same(attach, files, tmp_path):
     assert begin + [(batch.ids.tolist(), batch["text"].tolist()) for batch in rest] == whole
 
 
+def test_batches_of_like_length(attach, files, tmp_path):
+    """By the number of tokens, which only `map` makes."""
+    file = files / "like_gpt2.json"
+    wanted = [tokenizers.Tokenizer.from_file(str(file)).encode(text).ids for text in TEXTS]
+    lengths = sorted(map(len, wanted))
+    bound = lengths[len(lengths) // 2]
+    reader = attach(texts_of(tmp_path).map(penstock.tokenize(file, 300)).shuffle(3).batch(
+        2, buckets=penstock.buckets("text.length", boundaries=[bound])))
+    rows = {}
+    for batch in reader:
+        assert batch["text"].shape[1] == (bound, lengths[-1])[batch.part]
+        for row, each, length in zip(batch["id"].tolist(), batch["text"], batch.lengths("text")):
+            rows[row] = each[:length].tolist()
+    assert [rows[i] for i in range(len(rows))] == wanted
+
+
 def test_what_is_wrong_with_a_text_is_an_error_of_its_sample(attach, failure, files, tmp_path):
     file = files / "like_bert.json"
     long = texts_of(tmp_path).map(penstock.tokenize(file, 20)).batch(1)

@@ -21,7 +21,8 @@ BATCH = 12
 def mix(epochs=2, **options):
     parts = [penstock.Dataset.range(0, 400), penstock.Dataset.range(1000, 1300),
              penstock.Dataset.range(2000, 2500)]
-    return (penstock.Dataset.mix(parts, [1, 1, 2], **options).shuffle(seed=5)
+    weights = options.pop("weights", [1, 1, 2])
+    return (penstock.Dataset.mix(parts, weights, **options).shuffle(seed=5)
             .batch(BATCH).steps_per_epoch(STEPS).repeat(epochs))
 
 
@@ -206,3 +207,26 @@ def test_bench_verifies_a_change(broker, tmp_path):
     assert process.wait(timeout=120) == 0, (tmp_path / "error").read_text()
     assert changed > 0
     assert json.loads((tmp_path / "out").read_text())["verified"] is not None
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3])
+def test_a_state_goes_on_with_the_weights_of_another_spec(broker, ranks):
+    """As if they had changed there: each part goes on where it was."""
+    job = f"resumed-{ranks}"
+    first = attach_all(mix(1), 2, job)
+    rows = rows_of(first, 5)
+    state = first[0].state_dict()
+    second = attach_all(mix(1, weights=[4, 1, 0]), ranks, job + "-2", state=state)
+    rows += rows_of(second, 6)
+    again = second[0].state_dict()
+    assert rows == expected(5 * BATCH, [4, 1, 0])[:11]
+    assert again["mix"] == {"begin": [1, 1, 2], "spec": [4, 1, 0]}
+    # The same weights again change nothing; those of the beginning do.
+    third = attach_all(mix(1, weights=[4, 1, 0]), 2, job + "-3", state=again)
+    assert rows + rows_of(third) == expected(5 * BATCH, [4, 1, 0])
+    back = attach_all(mix(1), 2, job + "-4", state=again)
+    assert back[0].state_dict()["weights"] == [
+        [0, 5 * BATCH, 4, 1, 0], [0, 11 * BATCH, 1, 1, 2]]
+    for readers in (first, second, third, back):
+        for reader in readers:
+            reader.close()
