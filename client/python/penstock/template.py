@@ -22,7 +22,7 @@ import struct
 import sys
 import time
 import warnings
-from typing import Any, Callable, Dict, Set, Tuple
+from typing import Any, Callable, Dict, Optional, Set, Tuple
 
 _LOOK_S = 1.0  # how often it looks whether it is needed
 _GONE_S = 10.0  # a broker that does not listen for so long is gone
@@ -172,28 +172,37 @@ class _Template:
             importlib.import_module("numpy.random")
         gc.freeze()  # a collection would write to all of the shared pages
         self._listener.settimeout(_LOOK_S)
+        # The first connection finds a process that waits for it.
+        accepted, accepts = os.pipe()
+        if os.fork() == 0:
+            self._serve(self._accept(), accepts)
+            return
+        os.close(accepts)
+        os.read(accepted, 1)
+        while True:
+            connection = self._accept()
+            if connection is None:
+                return
+            if os.fork() == 0:
+                self._serve(connection)
+                return
+            connection.close()
+
+    def _accept(self) -> Optional[sockets.socket]:
+        """None: nobody needs the template any more."""
         heard_s = time.monotonic()
         while os.path.exists(self._path):
-            try:
-                connection, _ = self._listener.accept()
-            except sockets.timeout:
-                if time.monotonic() - heard_s > _GONE_S:
-                    if not self._broker_listens():
-                        os.unlink(self._path)
-                        return
-                    heard_s = time.monotonic()
-                connection = None
-            if connection is not None:
-                if os.fork() == 0:
-                    self._listener.close()
-                    self._serve(connection)
-                    return
-                connection.close()
-            try:
+            with contextlib.suppress(ChildProcessError):
                 while os.waitpid(-1, os.WNOHANG)[0]:
                     pass
-            except ChildProcessError:
-                pass
+            with contextlib.suppress(sockets.timeout):
+                return self._listener.accept()[0]
+            if time.monotonic() - heard_s > _GONE_S:
+                if not self._broker_listens():
+                    withdraw(self._path)
+                    break
+                heard_s = time.monotonic()
+        return None
 
     def _broker_listens(self) -> bool:
         with sockets.socket(sockets.AF_UNIX, sockets.SOCK_SEQPACKET) as probe:
@@ -203,7 +212,12 @@ class _Template:
                 return False
         return True
 
-    def _serve(self, connection: sockets.socket) -> None:
+    def _serve(self, connection: Optional[sockets.socket], *pipe: int) -> None:
+        for number in pipe:
+            os.close(number)
+        if connection is None:
+            return
+        self._listener.close()
         credentials = connection.getsockopt(
             sockets.SOL_SOCKET, sockets.SO_PEERCRED, struct.calcsize("3i"))
         if struct.unpack("3i", credentials)[1] != os.geteuid():
