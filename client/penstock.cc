@@ -158,6 +158,9 @@ int penstock_attach(const penstock_options* options, penstock_reader** reader) {
     attach.wait_s = given.wait_s;
     attach.node = given.node;
     attach.autostart = given.autostart != 0;
+    attach.replica = given.replica;
+    attach.replicas = given.replicas;
+    attach.local_replicas = given.local_replicas;
     attach.spec_generated = given.spec_generated != 0;
     attach.cancelled = Callback(given.cancelled, given.cancelled_context);
     attach.reconnect_s = given.reconnect_s == 0
@@ -285,6 +288,14 @@ int penstock_rank(const penstock_reader* reader) {
 
 int penstock_world_size(const penstock_reader* reader) {
   return static_cast<int>(reader->reader->world_size());
+}
+
+int penstock_replica(const penstock_reader* reader) {
+  return static_cast<int>(reader->reader->replica());
+}
+
+int penstock_replicas(const penstock_reader* reader) {
+  return static_cast<int>(reader->reader->replicas());
 }
 
 uint64_t penstock_incarnation(const penstock_reader* reader) {

@@ -154,12 +154,21 @@ typedef struct penstock_options {
   void* cancelled_context;
   int32_t spec_generated; /* not 0: a program wrote `spec`; errors in it name
                              the key (map[0].cast.dtype), not the line */
-  int32_t reserved2;
+  int32_t replicas; /* split: processes that are one rank, such as the tensor
+                       and pipeline parallel ones of one data-parallel number,
+                       each of which gets all of the rank's batches; rank and
+                       world_size then count groups of these. 0:
+                       PENSTOCK_REPLICAS, else 1 */
+  int32_t replica;  /* which of them this is, given with rank; -1, with rank -1:
+                       they follow one another in the launcher's ranks */
+  int32_t local_replicas; /* those of each rank that are on this host, which
+                             has some of local_world_size ranks; 0: as the
+                             launcher's ranks follow one another */
 } penstock_options;
 #define PENSTOCK_OPTIONS_INIT                                                 \
   {                                                                           \
     sizeof(penstock_options), -1, 0, 0, 0, 0, 0, 0, 0.0, 0, 0, 0, 0, 0, 0, 0, \
-        0, 0, 0.0, 0.0, -1, 0, 0, 0, 0, 0                                     \
+        0, 0, 0.0, 0.0, -1, 0, 0, 0, 0, 0, -1, 0                              \
   }
 
 /* One tensor of a row, without the batch dimension. Strings live as long as the
@@ -292,6 +301,10 @@ PENSTOCK_API int penstock_fileno(const penstock_reader* reader);
 PENSTOCK_API int penstock_rank(const penstock_reader* reader);
 /* Ranks of the job; after shrink, those that are left. */
 PENSTOCK_API int penstock_world_size(const penstock_reader* reader);
+/* Its number among the processes that are this rank. */
+PENSTOCK_API int penstock_replica(const penstock_reader* reader);
+/* How many processes are this rank. */
+PENSTOCK_API int penstock_replicas(const penstock_reader* reader);
 /* The number of the job's incarnation: a reset or an attach with a state begins
  * another. */
 PENSTOCK_API uint64_t penstock_incarnation(const penstock_reader* reader);

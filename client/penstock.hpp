@@ -85,6 +85,9 @@ struct Options {
   double reconnect_s = 0;  // 0: 60; negative: do not wait
   int node = -1;           // NUMA node; -1: found out
   bool autostart = false;
+  int replicas = 0;        // split: processes that are one rank
+  int replica = -1;        // which of them this is
+  int local_replicas = 0;  // of each rank on this host
 };
 
 // A private broker; see penstock_broker_start. The destructor stops it.
@@ -259,6 +262,9 @@ class Reader {
     c.reconnect_s = options.reconnect_s;
     c.node = options.node;
     c.autostart = options.autostart ? 1 : 0;
+    c.replicas = options.replicas;
+    c.replica = options.replica;
+    c.local_replicas = options.local_replicas;
     internal::Check(penstock_attach(&c, &reader_));
   }
   Reader(const Reader&) = delete;
@@ -314,6 +320,8 @@ class Reader {
 
   int rank() const { return penstock_rank(reader_); }
   int world_size() const { return penstock_world_size(reader_); }
+  int replica() const { return penstock_replica(reader_); }
+  int replicas() const { return penstock_replicas(reader_); }
   // Both 0 for a stream.
   uint64_t sample_count() const { return penstock_sample_count(reader_); }
   uint64_t steps_per_epoch() const { return penstock_steps_per_epoch(reader_); }

@@ -38,5 +38,12 @@ inline std::string Counted(uint64_t number, std::string_view one,
   return Counted(std::to_string(number), one, many);
 }
 
+// A process among those of a job by its number: "3" or, where several are one
+// rank, "1 (replica 1)".
+inline std::string RankName(uint32_t number, uint32_t replicas) {
+  if (replicas == 1) return std::to_string(number);
+  return Format("{} (replica {})", number / replicas, number % replicas);
+}
+
 }  // namespace penstock
 #endif  // COMMON_QUANTITY_H_

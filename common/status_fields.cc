@@ -129,6 +129,7 @@ constexpr AnswerField kJob[] = {
           "ranks that have not attached, or are to be replaced"),
     Maybe("slots", kObject, "its slots by state"),
     Maybe("local_world_size", kCount, "ranks of this host"),
+    {"replicas", kCount, "processes that are one rank"},
     Maybe("steps_per_epoch", kCount, "0: unknown"),
     Maybe("epochs", kCount, "0: forever"),
     Maybe("records", kCount, "of the dataset; 0: unknown"),
@@ -203,6 +204,8 @@ constexpr AnswerField kBottleneck[] = {
      "of the workers' time, in which they slept, because no row was to be "
      "made"},
     Maybe("rank", kCount, "only with `rank`: which one"),
+    Maybe("replica", kCount,
+          "only with `rank`: which of its processes, where it is several"),
     Maybe("behind", kFraction,
           "only with `rank`: of the checks, at which it was behind the others"),
     Maybe(
@@ -225,6 +228,10 @@ constexpr AnswerField kBottleneck[] = {
 
 constexpr AnswerField kRank[] = {
     {"rank", kCount, "its number", true, ">RANK"},
+    Maybe("replica", kCount,
+          "its number among the processes that are this rank; absent: it is "
+          "one",
+          ">REPLICA"),
     Maybe("pid", kId,
           "of its process, as the broker sees it; absent: it is not known, or "
           "in a "

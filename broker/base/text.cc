@@ -50,13 +50,17 @@ std::string ShortError(std::string_view message) {
   return text;
 }
 
-std::string RanksText(const std::vector<uint32_t>& ranks) {
+std::string RanksText(const std::vector<uint32_t>& ranks, uint32_t replicas) {
   constexpr size_t kNamed = 8;
   const size_t named = std::min(ranks.size(), kNamed);
   std::string text = ranks.size() == 1 ? "rank " : "ranks ";
   for (size_t i = 0; i < named; ++i) {
     const bool last = i > 0 && i + 1 == ranks.size();
-    text += Format("{}{}", i == 0 ? "" : last ? " and " : ", ", ranks[i]);
+    text += Format("{}{}",
+                   i == 0 ? ""
+                   : last ? " and "
+                          : ", ",
+                   RankName(ranks[i], replicas));
   }
   if (ranks.size() > named) {
     text += Format(" and {} more", ranks.size() - named);
@@ -64,10 +68,19 @@ std::string RanksText(const std::vector<uint32_t>& ranks) {
   return text;
 }
 
-std::string AllGoneText(const std::vector<uint32_t>& waits_for, double kept_s) {
+std::vector<uint32_t> RanksOf(std::vector<uint32_t> numbers,
+                              uint32_t replicas) {
+  for (uint32_t& number : numbers) number /= replicas;
+  numbers.erase(std::unique(numbers.begin(), numbers.end()), numbers.end());
+  return numbers;
+}
+
+std::string AllGoneText(const std::vector<uint32_t>& waits_for, double kept_s,
+                        uint32_t replicas) {
   return Format("all ranks are gone: kept {:.0f} s for {}", kept_s,
-                waits_for.empty() ? "ranks that may still attach"
-                                  : "replacements of " + RanksText(waits_for));
+                waits_for.empty()
+                    ? "ranks that may still attach"
+                    : "replacements of " + RanksText(waits_for, replicas));
 }
 
 }  // namespace penstock

@@ -110,9 +110,9 @@ StatusOr<uint32_t> ConsumersOf(const nlohmann::json& request, DeliveryMode mode,
 
 // Brokers on several hosts do not agree on which rank gets which batch.
 Status CheckHosts(const nlohmann::json& request, const JobOptions& options) {
-  const uint32_t world = options.world_size;
-  const uint32_t local = options.local_world_size;
-  if (local == world) return OkStatus();
+  if (!options.several_hosts()) return OkStatus();
+  const uint32_t world = options.processes();
+  const uint32_t local = options.local_processes();
   const DeliveryMode mode = options.delivery.mode;
   if (mode == DeliveryMode::kDynamic && !request.value("per_host", false)) {
     return InvalidArgumentError(
@@ -133,6 +133,32 @@ Status CheckHosts(const nlohmann::json& request, const JobOptions& options) {
   return OkStatus();
 }
 
+// Several processes that are one rank.
+Status ReadReplicas(const nlohmann::json& request, JobOptions* options) {
+  const DeliveryMode mode = options->delivery.mode;
+  options->replicas = request.value("replicas", options->replicas);
+  options->local_replicas = request.value("local_replicas", options->replicas);
+  if (options->replicas > 1 && mode != DeliveryMode::kSplit) {
+    return InvalidArgumentError(
+        "attach: 'replicas' is an option of split; delivery is {}",
+        kDeliveryModeNames[static_cast<size_t>(mode)]);
+  }
+  if (options->local_replicas > options->replicas) {
+    return InvalidArgumentError(
+        "attach: local_replicas {} is more than replicas {}",
+        options->local_replicas, options->replicas);
+  }
+  if (options->local_processes() > kLocalRanksMax ||
+      options->processes() > JobState::kShardsMax) {
+    return InvalidArgumentError(
+        "attach: {} ranks of {} replicas, {} of {} on this host: at most {} "
+        "processes are allowed, {} on a host",
+        options->world_size, options->replicas, options->local_world_size,
+        options->local_replicas, JobState::kShardsMax, kLocalRanksMax);
+  }
+  return OkStatus();
+}
+
 // All but spec and start; its spec is in *options.
 Status ReadOptions(const nlohmann::json& request, JobOptions* options) {
   PENSTOCK_ASSIGN_OR_RETURN(options->delivery,
@@ -148,14 +174,16 @@ Status ReadOptions(const nlohmann::json& request, JobOptions* options) {
         "attach: local world size {} is more than world size {}",
         options->local_world_size, options->world_size);
   }
+  PENSTOCK_RETURN_IF_ERROR(ReadReplicas(request, options));
   PENSTOCK_ASSIGN_OR_RETURN(
       options->consumers_max,
-      ConsumersOf(request, mode, options->local_world_size));
+      ConsumersOf(request, mode, options->local_processes()));
   options->repeat_first = request.value("repeat_first", false);
   options->wait_s = request.value("wait_s", options->wait_s);
   return CheckHosts(request, *options);
 }
 
+// Its number among all processes of the job.
 StatusOr<uint32_t> RankOf(const nlohmann::json& request,
                           const JobOptions& options) {
   const bool numbered = RanksAreNumbered(options.delivery.mode);
@@ -166,7 +194,14 @@ StatusOr<uint32_t> RankOf(const nlohmann::json& request,
         "request: 'rank' is {}; wanted a number from 0 to {}", rank,
         options.world_size - 1);
   }
-  return rank;
+  const uint32_t replica = request.value("replica", 0u);
+  if (replica >= options.replicas) {
+    return InvalidArgumentError(
+        "request: 'replica' is {}; wanted a number from 0 to {}, as "
+        "'replicas' is {}",
+        replica, options.replicas - 1, options.replicas);
+  }
+  return numbered ? rank * options.replicas + replica : rank;
 }
 
 StatusOr<std::string> JobNameOf(const nlohmann::json& request) {
@@ -260,7 +295,7 @@ ControlServer::Answer ControlServer::Attach(const Call& call) {
   PENSTOCK_ASSIGN_OR_RETURN(attach.key.name, JobNameOf(request));
   attach.key.uid = connection->uid;
   attach.key.dataset = options.spec.name;
-  attach.named = request.value("named", false) || options.world_size > 1;
+  attach.named = request.value("named", false) || options.processes() > 1;
   if (request.contains("incarnation")) {
     PENSTOCK_RETURN_IF_ERROR(ReadReconnect(request, fds, &attach));
   }
@@ -281,7 +316,8 @@ ControlServer::Answer ControlServer::Attach(const Call& call) {
   RankNode node = NodeOfRank(placement, topology_->node_of_cpus(),
                              topology_->node_numbers());
   if (placement.node && !node.node) {
-    Log<"rank-node-unknown">(attach.key, joining.rank, node.from);
+    Log<"rank-node-unknown">(
+        attach.key, RankName(joining.rank, options.replicas), node.from);
   }
   joining.node = node.node;
   joining.node_from = std::move(node.from);
@@ -342,13 +378,15 @@ void ControlServer::OnAttached(uint64_t id,
     return;
   }
   // Spinning pays if every rank and worker has a processor of its own.
-  const bool spare = workers_->workers() + job.options().local_world_size <=
+  const bool spare = workers_->workers() + job.options().local_processes() <=
                      topology_->allowed();
   const Plan& plan = job.plan();
   nlohmann::json answer = OkReply();
   answer["dataset"] = job.key().dataset;
   answer["job"] = job.key().name;
-  answer["rank"] = job.key().consumer.value_or(result->joined.rank);
+  const uint32_t replicas = job.options().replicas;
+  answer["rank"] = job.key().consumer.value_or(result->joined.rank / replicas);
+  answer["replica"] = result->joined.rank % replicas;
   answer["seat"] = connection->seat;
   answer["incarnation"] = result->incarnation.number;
   answer["token"] = result->incarnation.token;

@@ -390,15 +390,27 @@ ControlServer::Answer ControlServer::Evict(const Call& call) {
   if (jobs.status().code() == StatusCode::kInvalidArgument) {
     return jobs.status();
   }
+  const bool is_replica = request.contains("replica");
+  const auto replica = request.value("replica", 0u);
+  const std::string name = is_replica ? Format("{} (replica {})", rank, replica)
+                                      : std::to_string(rank);
   Status status = jobs.ok() ? NotFoundError("job '{}' has no attached rank {}",
-                                            (*jobs)[0]->key().name, rank)
+                                            (*jobs)[0]->key().name, name)
                             : jobs.status();
   for (size_t i = 0; jobs.ok() && i < jobs->size(); ++i) {
     const std::shared_ptr<Job>& job = (*jobs)[i];
     const std::optional<uint32_t> consumer = job->key().consumer;
     if (consumer && *consumer != rank) continue;
-    const Status evicted = job->Evict(
-        consumer ? 0 : rank, Format("evicted by user {}", connection->uid));
+    const uint32_t replicas = job->options().replicas;
+    if (replicas > 1 && !is_replica) {
+      return InvalidArgumentError(
+          "rank {} of job '{}' is {} processes: say which `replica`", rank,
+          job->key().name, replicas);
+    }
+    if (replica >= replicas) continue;
+    const Status evicted =
+        job->Evict(consumer ? 0 : rank * replicas + replica,
+                   Format("evicted by user {}", connection->uid));
     if (evicted.ok()) {
       jobs_->NoteEvicted(job);
       status = evicted;
@@ -407,7 +419,8 @@ ControlServer::Answer ControlServer::Evict(const Call& call) {
   }
   // A rank that has not reconnected is in no job yet.
   if (!status.ok() && request.contains("job")) {
-    const Status away = jobs_->EvictAway(QueryOf(call), rank, connection->uid);
+    const Status away =
+        jobs_->EvictAway(QueryOf(call), rank, replica, connection->uid);
     if (away.code() != StatusCode::kNotFound) status = away;
   }
   if (!status.ok()) return status;

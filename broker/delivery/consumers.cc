@@ -5,15 +5,19 @@
 
 namespace penstock {
 
+const Account::Entry* Account::Find(uint32_t slot) const {
+  const auto found =
+      std::find_if(backlog.begin(), backlog.end(),
+                   [slot](const Entry& entry) { return entry.slot == slot; });
+  return found == backlog.end() ? nullptr : &*found;
+}
+
 std::optional<bool> Account::Wants(const Slot& slot) const {
   if (!lacks.empty()) {
     const auto found = lacks.find(slot.id());
     if (found != lacks.end()) return found->second;
   }
-  const Plan::RankBatch& rows = slot.batch.rows;
-  if (slot.is_redo || (!rows.extra && rows.position < from)) {
-    return std::nullopt;
-  }
+  if (slot.is_redo || slot.at < from) return std::nullopt;
   return false;
 }
 
@@ -30,6 +34,7 @@ const Consumer* Consumers::Find(uint32_t rank) const {
 Consumer* Consumers::Add(uint32_t rank) {
   Consumer& consumer = by_rank_[rank];
   consumer.rank = rank;
+  consumer.plan_rank = rank / replicas_;
   consumer.state = ConsumerState::kGone;
   return &consumer;
 }
@@ -50,6 +55,7 @@ void Consumers::Attach(Consumer* consumer, uint32_t seat,
                        std::unique_ptr<Feed> feed) {
   consumer->state = ConsumerState::kAttached;
   consumer->seat = seat;
+  consumer->reconnects = false;
   at_seat_[seat] = consumer;
   feeds_[seat] = std::move(feed);
 }

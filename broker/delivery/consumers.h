@@ -3,9 +3,10 @@
 //
 // Threads: any broker thread that holds the job's mutex.
 //
-// A *consumer* is a rank number; the process attached as it has a Feed in a
-// seat (a ring of the segment). A consumer whose process is gone keeps its lane
-// and its account.
+// A *consumer* is a rank number or, where several processes are one rank of the
+// plan (replicas), rank * replicas + replica; the process attached as it has a
+// Feed in a seat (a ring of the segment). A consumer whose process is gone
+// keeps its lane and its account.
 #ifndef BROKER_DELIVERY_CONSUMERS_H_
 #define BROKER_DELIVERY_CONSUMERS_H_
 
@@ -18,6 +19,7 @@
 #include <vector>
 
 #include "broker/delivery/feed.h"
+#include "broker/delivery/phases.h"
 #include "broker/delivery/slot.h"
 #include "common/layout.h"
 
@@ -35,13 +37,15 @@ struct Account {
   // Those that left the lane, and no process has them: not published yet, or
   // not released by a process that is gone.
   std::deque<Entry> backlog;
-  // The position before which it has everything but `lacks`.
-  uint64_t from = 0;
+  // The step before which it has everything but `lacks`.
+  PhaseStep from;
   // StepIds of those it is to get outside the order; and whether marked
   // redelivered.
   std::map<uint64_t, bool> lacks;
 
   bool empty() const { return backlog.empty() && lacks.empty(); }
+  // nullptr: the batch in this slot is not in its backlog.
+  const Entry* Find(uint32_t slot) const;
   // nullopt: it is not to get the batch; else whether marked redelivered.
   std::optional<bool> Wants(const Slot& slot) const;
 };
@@ -49,13 +53,16 @@ struct Account {
 enum class ConsumerState { kAttached, kGone, kFinished };
 
 struct Consumer {
-  uint32_t rank = 0;
+  uint32_t rank = 0;       // its number
+  uint32_t plan_rank = 0;  // whose rows it gets
   uint32_t lane = 0;
   std::shared_ptr<Account> account;
   ConsumerState state = ConsumerState::kAttached;
   uint32_t seat = 0;         // when kAttached
   bool died = false;         // when kGone
+  bool reconnects = false;   // when kGone: its process is about to attach
   uint32_t known_phase = 0;  // it knows the ranks of phases up to this
+  uint32_t given_phase = 0;  // it was given batches of phases up to this
   uint32_t skipped = 0;      // since the end of the backlog, not reported yet
   uint64_t skipped_all = 0;
   uint64_t taken_before = 0;  // from former broker instances
@@ -74,7 +81,8 @@ struct Consumer {
 
 class Consumers {
  public:
-  explicit Consumers(size_t seats) : feeds_(seats), at_seat_(seats) {}
+  Consumers(size_t seats, uint32_t replicas)
+      : replicas_(replicas), feeds_(seats), at_seat_(seats) {}
 
   // In the order of ranks.
   auto begin() { return by_rank_.begin(); }
@@ -110,6 +118,7 @@ class Consumers {
   }
 
  private:
+  const uint32_t replicas_;
   std::map<uint32_t, Consumer> by_rank_;
   std::vector<std::unique_ptr<Feed>> feeds_;  // by seat
   std::vector<Consumer*> at_seat_;            // the last to take it

@@ -17,16 +17,18 @@ Delivery::Delivery(const Shape& shape, Plan plan, std::vector<Ring*> rings,
       bank_nodes_(shape.bank_nodes),
       phases_(std::move(plan)),
       slots_(shape.lanes * shape.slots_per_lane),
-      consumers_(rings_.size()) {
+      consumers_(rings_.size(), shape.replicas) {
   for (uint32_t i = 0; i < slots_.size(); ++i) {
     slots_[i].lane = i / shape.slots_per_lane;
     slots_[i].batch.slot = i;
   }
   lanes_.reserve(shape.lanes);
   for (uint32_t i = 0; i < shape.lanes; ++i) {
-    lanes_.emplace_back(std::span(slots_).subspan(i * shape.slots_per_lane,
-                                                  shape.slots_per_lane),
-                        shared_, shape.options.mode == DeliveryMode::kDynamic);
+    lanes_.emplace_back(
+        std::span(slots_).subspan(i * shape.slots_per_lane,
+                                  shape.slots_per_lane),
+        shared_ ? std::nullopt : std::optional(shape.local_replicas),
+        shape.options.mode == DeliveryMode::kDynamic);
   }
 }
 
@@ -36,12 +38,17 @@ std::optional<uint32_t> Delivery::FreeLane(uint32_t rank,
                                            std::optional<uint32_t> node) const {
   std::optional<uint32_t> best;
   int best_fit = -1;
+  const uint32_t plan_rank = rank / shape_.replicas;
   for (uint32_t i = 0; i < lanes_.size(); ++i) {
-    if (!lanes_[i].has_place()) continue;
+    const bool has_place = lanes_[i].HasPlaceFor(plan_rank);
+    if (divided() && lanes_[i].IsOf(plan_rank)) {
+      return has_place ? std::optional(i) : std::nullopt;
+    }
+    if (!has_place) continue;
     int fit = 0;
     if (!bank_nodes_.empty()) {
       fit = (node && bank_nodes_[i] == *node ? 2 : 0) +
-            (i == rank % lanes_.size() ? 1 : 0);
+            (i == plan_rank % lanes_.size() ? 1 : 0);
     }
     if (fit <= best_fit) continue;
     best = i;
@@ -54,6 +61,7 @@ Consumer* Delivery::AddToLane(uint32_t rank, std::optional<uint32_t> node) {
   Consumer* const consumer = consumers_.Add(rank);
   consumer->lane = FreeLane(rank, node).value();
   LaneOf(*consumer).Add(consumer);
+  if (divided()) consumer->account->from = LaneOf(*consumer).next();
   return consumer;
 }
 
@@ -65,21 +73,21 @@ Status Delivery::CheckJoining(const Joining& joining) const {
   if (replaces && known->attached()) {
     return AlreadyExistsError(
         "rank {} is already attached: close its reader or loader first (a cell "
-        "of "
-        "a notebook that runs again), give each process its own rank, or "
-        "another "
-        "job name",
-        joining.rank);
+        "of a "
+        "notebook that runs again), give each process its own rank{}, or "
+        "another job name",
+        NameOf(joining.rank), shape_.replicas > 1 ? " and replica" : "");
   }
   if (replaces && known->state == ConsumerState::kFinished) {
     return FailedPreconditionError("rank {} has taken all of its data",
-                                   joining.rank);
+                                   NameOf(joining.rank));
   }
   if (GoesOnWithout(joining.rank)) {
     return FailedPreconditionError(
-        "rank {} died, and its share went to the others (on_rank_death: "
+        "rank {} died{}, and its share went to the others (on_rank_death: "
         "shrink){}",
-        joining.rank,
+        joining.rank / shape_.replicas,
+        shape_.replicas > 1 ? ", with one of its replicas" : "",
         AnyAttached() ? ""
                       : ", none of which is attached: restart those, or begin "
                         "all ranks at a state");
@@ -89,9 +97,17 @@ Status Delivery::CheckJoining(const Joining& joining) const {
                                   shape_.consumers_max);
   }
   const auto lane = FreeLane(joining.rank, joining.node);
-  if (!replaces && joining.position && lane && lanes_[*lane].in_step() &&
+  if (!replaces && !lane) {
+    return ResourceExhaustedError(
+        "rank {} is one too many for this host, which has {} replicas "
+        "(`local_replicas`) of {} (`local_world_size`)",
+        NameOf(joining.rank), shape_.local_replicas,
+        Counted(lanes_.size(), "rank"));
+  }
+  if (!replaces && joining.position && shared_ && lanes_[*lane].in_step() &&
       shape_.options.lag != Lag::kSkip) {
-    if (const uint64_t missed = MissedSince(lanes_[*lane], *joining.position);
+    if (const uint64_t missed =
+            MissedSince(lanes_[*lane], phases_.Place(*joining.position, 0));
         missed > 0) {
       return AbortedError(
           "rank {} was away while the broker restarted, and the others "
@@ -110,12 +126,17 @@ Status Delivery::CheckJoining(const Joining& joining) const {
 void Delivery::AddConsumer(const Joining& joining, Joined* joined) {
   Consumer& consumer = *AddToLane(joining.rank, joining.node);
   if (divided() && !bank_nodes_.empty() && joining.node &&
-      bank_nodes_[consumer.lane] != *joining.node) {
+      bank_nodes_[consumer.lane] != *joining.node &&
+      LaneOf(consumer).members().size() == 1) {
     // Nobody has had a batch of this lane: move its bank to the rank's node.
     bank_nodes_[consumer.lane] = *joining.node;
     joined->moved_bank = consumer.lane;
   }
-  if (joining.position) PlaceReconnected(&consumer, joining);
+  if (joining.position) {
+    PlaceReconnected(&consumer, joining);
+  } else if (divided()) {
+    PlaceLane(&LaneOf(consumer));
+  }
   consumer.former = joining.former;
   const Lane& lane = LaneOf(consumer);
   if (joining.full_epoch && lane.in_step()) {
@@ -129,8 +150,8 @@ void Delivery::ReplaceConsumer(const Joining& joining, Joined* joined) {
   // A restored consumer: the same process reconnects and knows its position
   // better, except for its predecessors' batches.
   Consumer& consumer = *consumers_.Find(joining.rank);
-  const Lane& lane = LaneOf(consumer);
-  if (lane.opened() == 0 && *joining.position > lane.Position(phases_)) {
+  if (LaneOf(consumer).opened() == 0 &&
+      *joining.position > phases_.PositionOf(consumer.account->from)) {
     PlaceReconnected(&consumer, joining);
   }
   consumer.former = joining.former;
@@ -186,9 +207,9 @@ void Delivery::TellWhereItBegins(Consumer* joining, Joined* joined) {
   const Lane& lane = LaneOf(consumer);
   // During recovery the lane has no position yet; the consumer reported its
   // own.
-  joined->position =
-      std::max(consumer.account->from, phases_.PositionOf(lane.next()));
-  joined->phase = lane.next().phase;
+  const PhaseStep begin = std::max(consumer.account->from, lane.next());
+  joined->position = phases_.PositionOf(begin);
+  joined->phase = begin.phase;
   // Steps that no predecessor had come in order, with no gap to those that are
   // not opened; before, between or after them those that one had.
   const std::map<uint64_t, bool> ahead = StepsAhead(consumer);
@@ -196,7 +217,7 @@ void Delivery::TellWhereItBegins(Consumer* joining, Joined* joined) {
     if (lane.to_one()) break;  // any rank may get them
     const std::optional<PhaseStep> step = phases_.StepOf(id);
     if (!step) continue;
-    const Plan::RankBatch rows = phases_.RankBatchOf(*step, consumer.rank);
+    const Plan::RankBatch rows = phases_.RankBatchOf(*step, consumer.plan_rank);
     if (rows.extra) continue;  // see OwedLeft
     if (redelivered) {
       if (rows.rows > 0) joined->owed.push_back({id, RangeOf(rows, true)});
@@ -222,29 +243,17 @@ void Delivery::TellWhereItBegins(Consumer* joining, Joined* joined) {
   const auto ranks = [this](uint32_t phase) {
     return static_cast<uint32_t>(phases_[phase].ranks.size());
   };
-  joined->rank_index = phases_.RankIndexOf(joined->phase, consumer.rank);
+  joined->rank_index = phases_.RankIndexOf(joined->phase, consumer.plan_rank);
   joined->ranks = ranks(joined->phase);
-  consumer.known_phase = joined->phase;
-  MarkPhases(consumer);
+  consumer.known_phase = consumer.given_phase = joined->phase;
   for (uint32_t i = joined->phase + 1; i < phases_.size(); ++i) {
     ranks_changed_.push_back(
         {joined->seat,
          i,
-         phases_.RankIndexOf(i, consumer.rank),
+         phases_.RankIndexOf(i, consumer.plan_rank),
          ranks(i),
          {phases_[i].plan.start().position, OwedLeft(consumer, i, ahead)}});
   }
-}
-
-// The slots were marked for the predecessor.
-void Delivery::MarkPhases(const Consumer& consumer) {
-  uint32_t phase = consumer.known_phase;
-  for (const Entry& entry : consumer.account->backlog) {
-    Slot& slot = slots_[entry.slot];
-    slot.ranks_changed = slot.phase > phase;
-    phase = std::max(phase, slot.phase);
-  }
-  LaneOf(consumer).MarkPhases(phase);
 }
 
 // ---- handing out
@@ -342,9 +351,9 @@ Cell Delivery::CellOf(const Consumer& consumer, const Entry& entry) {
   cell.flags = (rows.last_of_epoch ? kLastOfEpoch : 0u) |
                (redelivered ? kRedelivered : 0u) |
                (redelivered || rows.extra ? kExtra : 0u) |
-               (slot.ranks_changed ? kRanksChanged : 0u) |
+               (slot.at.phase > consumer.given_phase ? kRanksChanged : 0u) |
                (rows.part ? *rows.part + 1 : 0u) << kPartShift |
-               slot.phase << kPhaseShift;
+               slot.at.phase << kPhaseShift;
   cell.rows = static_cast<uint32_t>(batch.shape_rows);
   cell.valid_rows = static_cast<uint32_t>(batch.valid_rows);
   cell.global_rows = static_cast<uint32_t>(rows.global_rows);
@@ -385,6 +394,7 @@ void Delivery::Give(Consumer* consumer, const Entry& entry) {
     return;
   }
   feed.Publish(entry.slot, entry.redelivered, cell);
+  consumer->given_phase = std::max(consumer->given_phase, slot.at.phase);
   if ((cell.flags & kRedelivered) != 0) ++redelivered_;
   consumer->position =
       std::max(consumer->position,
@@ -396,7 +406,7 @@ void Delivery::Flush(Consumer* consumer) {
   while (consumer->attached() && !backlog.empty()) {
     Feed& feed = FeedOf(*consumer);
     const Slot& slot = slots_[backlog.front().slot];
-    if (slot.ranks_changed && slot.phase > consumer->known_phase) break;
+    if (slot.at.phase > consumer->known_phase) break;
     if (!feed.open() || feed.corrupt() || !feed.HasFreeLease()) break;
     Give(consumer, backlog.front());
     backlog.pop_front();
@@ -492,6 +502,10 @@ void Delivery::Drain() {
   for (const Lane& lane : lanes_) {
     if (!phases_.IsLast(lane.next().phase)) continue;
     end = std::max(end, lane.next().step - lane.StepsNotGiven(phases_));
+  }
+  for (const auto& [rank, consumer] : consumers_) {
+    const PhaseStep from = consumer.account->from;
+    if (phases_.IsLast(from.phase)) end = std::max(end, from.step);
   }
   for (Lane& lane : lanes_) {
     for (uint64_t left = lane.StepsNotGiven(phases_);

@@ -6,7 +6,8 @@
 // atomics of its own.
 //
 // A mode is a setting of its lanes (lane.h):
-//   split      a lane per local rank, its rank batches: to all of one member
+//   split      a lane per local rank, its rank batches: to all of its members,
+//              as many as the rank has replicas here
 //   dynamic    one lane of all ranks, whole steps: each batch to one, the next
 //              rank that has none untaken
 //   broadcast  one lane of all consumers, whole steps: each batch to all
@@ -15,7 +16,7 @@
 // Invariants
 //   D1  Every opened step stays in a slot until a rank released its batch or
 //       it was given up with the consumer it was for; so none is lost.
-//   D2  In split and dynamic a slot has one holder that may still deliver it;
+//   D2  A slot of a lane not in step has one holder that may still deliver it;
 //       further holders are evicted processes that may still read it.
 //   D3  A batch that any process may have returned to its trainer is
 //       redelivered only marked as such.
@@ -67,6 +68,7 @@
 #include "broker/plan/plan.h"
 #include "common/delivery_options.h"
 #include "common/layout.h"
+#include "common/quantity.h"
 #include "common/status.h"
 
 namespace penstock {
@@ -107,7 +109,11 @@ class Delivery {
   struct Shape {
     DeliveryOptions options;
     uint32_t world_size = 1;     // split: ranks of the whole job
-    uint32_t consumers_max = 1;  // local ranks
+    uint32_t consumers_max = 1;  // on this host
+    // split: processes that are one rank, and those of them on this host. Each
+    // gets every batch of the rank, and none begins before all of these came.
+    uint32_t replicas = 1;
+    uint32_t local_replicas = 1;
     // broadcast: the first batch waits for this many consumers, who miss
     // nothing.
     uint32_t start_with = 1;
@@ -146,7 +152,7 @@ class Delivery {
   // Joining::rank of a consumer that takes any free number (broadcast).
   static constexpr uint32_t kAnyRank = UINT32_MAX;
   struct Joining {
-    uint32_t rank = 0;
+    uint32_t rank = 0;  // number of the consumer
     std::shared_ptr<const CursorPage> cursor;
     int wake_socket = -1;
     bool full_epoch = false;  // broadcast: its epochs begin where it joins
@@ -211,6 +217,7 @@ class Delivery {
     std::vector<uint64_t> redo;  // steps it got and did not release
     std::set<uint64_t> done;     // released outside the order of positions
     bool left = false;           // orderly: nobody is waited for
+    bool reconnects = false;     // its last process lives, and is about to
   };
   // split.
   void RestoreRank(const FormerConsumer& former);
@@ -342,9 +349,10 @@ class Delivery {
   bool Finished(uint32_t rank) const;
   // Its process is still attached and has no more to take.
   bool ToldTheEnd(uint32_t rank) const;
-  // split: it died, and the others go on without it.
+  // split: it died, or another process of its rank did, and the others go on
+  // without the rank.
   bool GoesOnWithout(uint32_t rank) const {
-    return phases_.GoesOnWithout(rank);
+    return phases_.GoesOnWithout(rank / shape_.replicas);
   }
   // split: 1 plus the number of times its set of ranks changed.
   size_t phases() const { return phases_.size(); }
@@ -403,8 +411,17 @@ class Delivery {
  private:
   using Entry = Account::Entry;
 
-  // Steps are divided over lanes, of one member each.
+  // Steps are divided over lanes, each of one rank.
   bool divided() const { return !shared_; }
+  // All ranks of the job are on this host.
+  bool all_here() const {
+    return shape_.world_size * shape_.replicas == shape_.consumers_max;
+  }
+  std::string NameOf(uint32_t consumer) const {
+    return RankName(consumer, shape_.replicas);
+  }
+  // Some process of this rank of the plan attached here.
+  bool KnowsAny(uint32_t plan_rank) const;
   Feed& FeedOf(const Consumer& consumer) const {
     return consumers_.FeedOf(consumer);
   }
@@ -412,7 +429,7 @@ class Delivery {
   const Lane& LaneOf(const Consumer& consumer) const {
     return lanes_[consumer.lane];
   }
-  // Some member is given batches.
+  // Some member is given batches, and it is known where all of them begin.
   bool Active(const Lane& lane) const;
   // Which copy of a slot is on this node; `otherwise` if unknown or none.
   uint32_t CopyOn(std::optional<uint32_t> node, uint32_t otherwise) const;
@@ -439,18 +456,18 @@ class Delivery {
   // For changes that concern more than one lane or consumer.
   void OpenAll();
   void TouchAll();
-  // Sets the lane to where a rank that knows of phase is, after all owed steps.
-  // True: some owed steps may be left to it.
-  bool PlaceLane(Lane* lane, uint64_t position, uint32_t phase);
+  // split: it is at this position, of this phase. Once that is known of all
+  // members, the lane begins where the rearmost is.
+  void PlaceConsumer(Consumer* consumer, uint64_t position, uint32_t phase);
+  void PlaceLane(Lane* lane);
+  // No member is past this step of the last phase, nor is a batch of it made.
+  uint64_t FirstOfNobody() const;
   // Whether Attach can succeed.
   Status CheckJoining(const Joining& joining) const;
   // Parts of Attach, by whether the rank is known.
   void AddConsumer(const Joining& joining, Joined* joined);
   void ReplaceConsumer(const Joining& joining, Joined* joined);
   void TellWhereItBegins(Consumer* joining, Joined* joined);
-  // A consumer that attaches knows the ranks of its first phase: exactly the
-  // first batch of each later phase is marked kRanksChanged.
-  void MarkPhases(const Consumer& consumer);
   void RecordOpened(const Lane& lane, const Plan::RankBatch& rows);
   // It is to get this step, of an untrusted StepId.
   void Lack(const Consumer& consumer, uint64_t id, bool redelivered);
@@ -460,7 +477,7 @@ class Delivery {
   // Sets a reconnected consumer to the position it reports.
   void PlaceReconnected(Consumer* consumer, const Joining& joining);
   // Batches the other members have had and it has not.
-  uint64_t MissedSince(const Lane& lane, uint64_t position) const;
+  uint64_t MissedSince(const Lane& lane, PhaseStep from) const;
   // Renumbers epochs and steps for a consumer that counts its own.
   void CountEpochs(uint64_t from, Cell* cell) const;
   // Steps that it is to get, but for those that its lane opens in order, by
@@ -526,15 +543,18 @@ class Delivery {
   bool IsAtWork(const Consumer& consumer);
   // ---- delivery_membership.cc
   Status Gone(uint32_t seat, bool orderly);
-  // The consumer's process is gone; entries: the batches it had.
-  Status Vacate(Consumer* consumer, std::vector<Entry> entries, bool orderly);
+  // The consumer's process is gone, and what it had is in its backlog.
+  Status Vacate(Consumer* consumer, bool orderly);
   Status Shrink(Consumer* consumer);
   // Parts of Shrink. A rank but `gone` has been told the end of the data.
   bool AnyOtherFinished(const Consumer& gone) const;
-  // What the others have to take instead of it before they divide the step at
-  // boundary among themselves.
-  std::vector<RowRange> OwedBy(const Consumer& gone, uint64_t boundary) const;
-  void RemoveConsumer(Consumer* gone);
+  // What the others have to take instead of this lane's members before they
+  // divide the step at boundary among themselves.
+  std::vector<RowRange> OwedBy(const Lane& gone, uint64_t boundary) const;
+  void RemoveMembers(Lane* gone);
+  // Closes its feed: what it had is in its backlog.
+  void Expel(Consumer* consumer, Closed why, const Status& status,
+             bool keep_batches);
   Status EvictSeat(Consumer* consumer, Closed why, const Status& status,
                    bool keep_batches);
   void Drop(Consumer* consumer);
@@ -582,7 +602,7 @@ class Delivery {
   std::vector<std::pair<uint32_t, std::shared_ptr<const CursorPage>>> orphans_;
   uint64_t opened_recorded_ = 0;
   uint64_t opened_in_order_ = 0;  // batches
-  // broadcast: end of what consumers had of former broker instances. Untrusted.
+  // End of what consumers had of former broker instances. Untrusted.
   uint64_t had_before_ = 0;
   bool closed_ = false;
   std::vector<RanksChanged> ranks_changed_;

@@ -13,9 +13,14 @@ constexpr uint64_t kOpenedAhead = 256;
 }  // namespace
 
 bool Delivery::Active(const Lane& lane) const {
-  return std::any_of(
-      lane.members().begin(), lane.members().end(),
-      [this](const auto& item) { return consumers_.IsOpen(*item.second); });
+  const auto is_open = [this](const auto& item) {
+    return consumers_.IsOpen(*item.second);
+  };
+  const auto comes = [](const auto& item) { return item.second->reconnects; };
+  const auto& members = lane.members();
+  return lane.complete() &&
+         std::any_of(members.begin(), members.end(), is_open) &&
+         (lane.shared() || std::none_of(members.begin(), members.end(), comes));
 }
 
 void Delivery::RanksAnnounced(uint32_t seat, uint32_t phase) {
@@ -70,8 +75,10 @@ void Delivery::RecordOpened(const Lane& lane, const Plan::RankBatch& rows) {
 }
 
 uint32_t Delivery::LaneInTurn() const {
-  const uint32_t absent =
-      consumers_.size() < lanes_.size() ? FirstAbsentRank() : 0;
+  const bool any_absent =
+      std::any_of(lanes_.begin(), lanes_.end(),
+                  [](const Lane& lane) { return !lane.taken(); });
+  const uint32_t absent = any_absent ? FirstAbsentRank() : 0;
   const auto rank_of = [absent](const Lane& lane) {
     return lane.members().empty() ? absent : lane.rank();
   };
@@ -92,11 +99,11 @@ uint32_t Delivery::LaneInTurn() const {
 }
 
 uint32_t Delivery::FirstAbsentRank() const {
-  if (shape_.world_size != shape_.consumers_max) return 0;
+  if (!all_here()) return 0;
   const std::vector<uint32_t>& ranks = phases_.last().ranks;
   const auto absent =
       std::find_if_not(ranks.begin(), ranks.end(),
-                       [this](uint32_t rank) { return Knows(rank); });
+                       [this](uint32_t rank) { return KnowsAny(rank); });
   return absent == ranks.end() ? 0 : *absent;
 }
 

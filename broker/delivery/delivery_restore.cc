@@ -17,9 +17,11 @@ std::vector<FormerBatch> FormerBatches(const CursorPage& page) {
     const uint64_t generation =
         lease.generation.load(std::memory_order_acquire);
     if (generation == 0 || generation > taken) continue;
+    // Sequentially consistent, as Release: its process may live, and what it
+    // released before it is closed out is not given to others.
     batches.push_back(
         {lease.step.load(std::memory_order_relaxed),
-         page.released[i].load(std::memory_order_acquire) == generation});
+         page.released[i].load(std::memory_order_seq_cst) == generation});
   }
   return batches;
 }
@@ -63,14 +65,16 @@ void Delivery::RestoreRank(const FormerConsumer& former) {
     return;
   }
   Consumer& consumer = *AddToLane(former.rank, {});
-  Lane& lane = LaneOf(consumer);
   // It had a batch of that phase. Its position may say less: a batch owed in
   // the phase that was cut off may end where the phase begins (FormerPosition).
   const uint32_t phase = std::min(former.phase, phases_.size() - 1);
   const uint64_t begin = phase == 0 ? 0 : phases_[phase].plan.start().position;
-  const bool owed = PlaceLane(&lane, std::max(former.position, begin), phase);
+  const uint64_t position = std::max(former.position, begin);
+  PlaceConsumer(&consumer, position, phase);
   for (const uint64_t step : former.redo) Lack(consumer, step, true);
-  if (owed) LackOwed(consumer, former.done);
+  const Plan& plan = phases_[consumer.account->from.phase].plan;
+  if (position <= plan.start().position) LackOwed(consumer, former.done);
+  consumer.reconnects = former.reconnects;
   consumer.died = !former.left;
   consumer.state = former.left && NothingLeftFor(consumer)
                        ? ConsumerState::kFinished
@@ -87,22 +91,41 @@ void Delivery::RestoreConsumer(const FormerConsumer& former) {
     consumer = AddToLane(former.rank, {});
     consumer->died = true;
   }
-  uint64_t& from = consumer->account->from;
-  from = std::max(from, position);
+  PhaseStep& from = consumer->account->from;
+  from = std::max(from, phases_.Place(position, 0));
   for (const uint64_t step : former.redo) Lack(*consumer, step, true);
   if (position <= plan().start().position) {
     LackOwed(*consumer, former.done);
   }
 }
 
-bool Delivery::PlaceLane(Lane* lane, uint64_t position, uint32_t phase) {
-  lane->Place(phases_.Place(position, phase));
-  return position <= phases_[lane->next().phase].plan.start().position;
+void Delivery::PlaceConsumer(Consumer* consumer, uint64_t position,
+                             uint32_t phase) {
+  PhaseStep& from = consumer->account->from;
+  from = phases_.Place(position, phase);
+  had_before_ = std::max(had_before_, phases_.PositionOf(from));
+  PlaceLane(&LaneOf(*consumer));
+}
+
+void Delivery::PlaceLane(Lane* lane) {
+  if (!lane->complete() || lane->opened() > 0) return;
+  const std::vector<Account*> accounts = lane->Accounts();
+  const auto rearmost = std::min_element(
+      accounts.begin(), accounts.end(),
+      [](const Account* a, const Account* b) { return a->from < b->from; });
+  lane->Place((*rearmost)->from);
+  for (const Account* account : accounts) {
+    for (const auto& [id, marked] : account->lacks) {
+      lane->MakeAgain(phases_, id);
+    }
+  }
+  openable_.insert(static_cast<uint32_t>(lane - lanes_.data()));
+  for (const auto& [rank, member] : lane->members()) touched_.insert(rank);
 }
 
 void Delivery::LackOwed(const Consumer& consumer,
                         const std::set<uint64_t>& done) {
-  const uint32_t phase = LaneOf(consumer).next().phase;
+  const uint32_t phase = consumer.account->from.phase;
   for (const RowRange& range : phases_[phase].plan.start().owed) {
     const uint64_t id = StepId(range.position, phase);
     if (done.count(id) == 0) Lack(consumer, id, range.redelivered);
@@ -114,26 +137,27 @@ void Delivery::PlaceReconnected(Consumer* consumer, const Joining& joining) {
   const uint64_t position = Phases::Bounded(*joining.position);
   if (lane.to_one()) return;
   if (lane.shared()) {
-    consumer->account->from = position;
+    consumer->account->from = phases_.Place(position, 0);
     had_before_ = std::max(had_before_, position);
-    consumer->skipped_all = MissedSince(lane, position);
+    consumer->skipped_all = MissedSince(lane, consumer->account->from);
     consumer->skipped = static_cast<uint32_t>(consumer->skipped_all);
   } else {
-    lane.Place(phases_.Place(position, joining.phase));
+    PlaceConsumer(consumer, position, joining.phase);
   }
   for (const uint64_t id : joining.owed) {
     const std::optional<PhaseStep> step = phases_.StepOf(id);
     if (!step) continue;
-    const Plan::RankBatch rows = phases_.RankBatchOf(*step, consumer->rank);
+    const Plan::RankBatch rows =
+        phases_.RankBatchOf(*step, consumer->plan_rank);
     Lack(*consumer, id, !rows.extra || rows.redelivered);
   }
 }
 
-uint64_t Delivery::MissedSince(const Lane& lane, uint64_t position) const {
+uint64_t Delivery::MissedSince(const Lane& lane, PhaseStep from) const {
   // During recovery the others wait for it.
   if (gathering()) return 0;
   const uint64_t now = plan().StepAt(lane.Position(phases_));
-  return now - std::min(now, plan().StepAt(position));
+  return now - std::min(now, from.step);
 }
 
 std::vector<RowRange> Delivery::OwedLeft(
@@ -143,8 +167,10 @@ std::vector<RowRange> Delivery::OwedLeft(
   const std::vector<RowRange>& owed = phases_[phase].plan.start().owed;
   for (uint32_t step = 0; step < owed.size(); ++step) {
     // During recovery the lane is yet to be placed, after all of these.
+    const PhaseStep at{phase, step};
     if (ahead.count(StepId(owed[step].position, phase)) > 0 ||
-        (!gathering() && LaneOf(consumer).WillOpen({phase, step}))) {
+        (!gathering() && LaneOf(consumer).WillOpen(at) &&
+         at >= consumer.account->from)) {
       left.push_back(owed[step]);
     }
   }
@@ -157,7 +183,7 @@ void Delivery::TakeOverSteps(const FormerSteps& former) {
   TouchAll();
   for (Lane& lane : lanes_) {
     lane.started = former.started;
-    PlaceLane(&lane, former.position, 0);
+    lane.Place(phases_.Place(former.position, 0));
     for (const RowRange& each : former.redo) {
       lane.Lack(phases_, lane.common(), StepId(each.position, 0),
                 each.redelivered);
@@ -265,9 +291,10 @@ Status Delivery::FinishRecovery(bool shrink) {
   }
   for (const uint32_t rank : dead) {
     if (policy == OnRankDeath::kFail) {
-      return AbortedError("rank {} died (on_rank_death: fail)", rank);
+      return AbortedError("rank {} died (on_rank_death: fail)", NameOf(rank));
     }
-    if (policy == OnRankDeath::kShrink && shrink) {
+    // It may have gone with another replica of its rank.
+    if (policy == OnRankDeath::kShrink && shrink && Knows(rank)) {
       PENSTOCK_RETURN_IF_ERROR(Shrink(consumers_.Find(rank)));
     }
   }

@@ -37,7 +37,9 @@ bool Delivery::WaitsFor(uint32_t rank) const {
 }
 
 bool Delivery::NothingLeftFor(const Consumer& consumer) const {
-  return consumer.account->empty() && Exhausted(consumer);
+  const Account& account = *consumer.account;
+  return account.empty() &&
+         (Exhausted(consumer) || phases_.AtEnd(account.from));
 }
 
 bool Delivery::Finished(uint32_t rank) const {
@@ -55,8 +57,17 @@ bool Delivery::AllCame() const {
   // The number of ranks shrinks only where all ranks are on this host.
   if (phases_.size() == 1) return consumers_.size() == shape_.consumers_max;
   const std::vector<uint32_t>& ranks = phases_.last().ranks;
-  return std::all_of(ranks.begin(), ranks.end(),
-                     [this](uint32_t rank) { return Knows(rank); });
+  return std::all_of(ranks.begin(), ranks.end(), [this](uint32_t rank) {
+    for (uint32_t replica = 0; replica < shape_.replicas; ++replica) {
+      if (!Knows(rank * shape_.replicas + replica)) return false;
+    }
+    return true;
+  });
+}
+
+bool Delivery::KnowsAny(uint32_t plan_rank) const {
+  return std::any_of(lanes_.begin(), lanes_.end(),
+                     [&](const Lane& lane) { return lane.IsOf(plan_rank); });
 }
 
 bool Delivery::AllDelivered() const {
@@ -101,8 +112,12 @@ std::vector<uint32_t> Delivery::Missing() const {
   // If the world spans several hosts, it is not known which ranks belong here:
   // missing ones can be named only when all do.
   std::vector<uint32_t> expected;
-  if (divided() && shape_.world_size == shape_.consumers_max) {
-    expected = phases_.last().ranks;
+  if (divided() && all_here()) {
+    for (const uint32_t rank : phases_.last().ranks) {
+      for (uint32_t replica = 0; replica < shape_.replicas; ++replica) {
+        expected.push_back(rank * shape_.replicas + replica);
+      }
+    }
   }
   const bool started =
       std::all_of(lanes_.begin(), lanes_.end(),
@@ -198,7 +213,8 @@ PlanStart Delivery::Unreleased(bool exact) const {
     if (consumer.former == nullptr) continue;
     for (const FormerBatch& batch : FormerBatches(*consumer.former)) {
       const auto step = phases_.StepOf(batch.step);
-      if (step && !batch.released) owe(phases_.RankBatchOf(*step, rank), true);
+      if (!step || batch.released) continue;
+      owe(phases_.RankBatchOf(*step, consumer.plan_rank), true);
     }
   }
   for (uint32_t number = 0; number < phases_.size(); ++number) {
@@ -376,7 +392,7 @@ std::string Delivery::IndexError() const {
     const Feed& feed = FeedOf(consumer);
     const bool knows_it =
         !backlog.empty() &&
-        slots_[backlog.front().slot].phase <= consumer.known_phase;
+        slots_[backlog.front().slot].at.phase <= consumer.known_phase;
     const bool is_unsure = lane.unsure.count(rank) > 0 || feed.wakes_on_takes();
     if (knows_it && feed.HasFreeLease() && !(lane.to_one() && is_unsure)) {
       return Format("rank {} can get a batch and does not", rank);

@@ -6,16 +6,16 @@
 
 namespace penstock {
 
-Lane::Lane(std::span<Slot> slots, bool shared, bool to_one)
+Lane::Lane(std::span<Slot> slots, std::optional<uint32_t> places, bool to_one)
     : slots_(slots),
-      shared_(shared),
+      places_(places),
       common_(to_one ? std::make_shared<Account>() : nullptr) {
   for (uint32_t i = 0; i < slots_.size(); ++i) free_.push(i);
-  started = !in_step();
+  started = !shared() || to_one;
 }
 
 void Lane::Add(Consumer* member) {
-  assert(has_place());
+  assert(HasPlaceFor(member->plan_rank));
   taken_ = true;
   member->account = common_ != nullptr ? common_ : std::make_shared<Account>();
   members_[member->rank] = member;
@@ -35,13 +35,15 @@ std::vector<Account*> Lane::Accounts() const {
 void Lane::Lack(const Phases& phases, Account* account, uint64_t id,
                 bool redelivered) {
   const std::optional<PhaseStep> step = phases.StepOf(id);
-  if (!step || step->phase > next_.phase) return;
+  if (!step || step->phase > std::max(next_.phase, account->from.phase)) return;
   // The same step may be reported twice: by the page of a former broker
   // instance, and by the process itself when it reconnected before it died.
-  const auto has_it = [id](const Slot& slot) {
-    return slot.state == SlotState::kOut && slot.holders > 0 && slot.id() == id;
+  const auto has_it = [this, account, id](const Slot& slot) {
+    return slot.state == SlotState::kOut && slot.holders > 0 &&
+           slot.id() == id &&
+           (!in_step() || account->Find(slot.batch.slot) != nullptr);
   };
-  if (!in_step() && std::any_of(slots_.begin(), slots_.end(), has_it)) return;
+  if (std::any_of(slots_.begin(), slots_.end(), has_it)) return;
   account->lacks[id] |= redelivered;
   MakeAgain(phases, id);
 }
@@ -94,19 +96,16 @@ Slot* Lane::Open(const Phases& phases, uint64_t available) {
   if (rows.position + rows.global_rows > available) return nullptr;
   Slot& slot = slots_[free_.top()];
   free_.pop();
-  slot.ranks_changed = false;
   if (is_redo) {
     again_.erase(again_.begin());
     // Marked as its account says.
     rows.extra = true;
     rows.redelivered = false;
   } else {
-    phase_begins_ |= step.phase > next_.phase;
-    slot.ranks_changed = std::exchange(phase_begins_, false);
     next_ = {step.phase, step.step + 1};
   }
   slot.state = SlotState::kFilling;
-  slot.phase = step.phase;
+  slot.at = step;
   slot.handed_over = rows.extra;
   slot.is_redo = is_redo;
   const uint32_t number = slot.batch.slot;
@@ -138,7 +137,7 @@ void Lane::Pop(uint32_t holders) {
 uint64_t Lane::StepsNotGiven(const Phases& phases) const {
   const auto last =
       std::find_if(in_turn_.rbegin(), in_turn_.rend(), [&](const Slot* slot) {
-        return slot->is_redo || !phases.IsLast(slot->phase);
+        return slot->is_redo || !phases.IsLast(slot->at.phase);
       });
   return static_cast<uint64_t>(last - in_turn_.rbegin());
 }
@@ -148,14 +147,6 @@ Slot* Lane::PopLast() {
   in_turn_.pop_back();
   --next_.step;
   return slot;
-}
-
-void Lane::MarkPhases(uint32_t phase) {
-  for (Slot* slot : in_turn_) {
-    slot->ranks_changed = slot->phase > phase;
-    phase = std::max(phase, slot->phase);
-  }
-  phase_begins_ = next_.phase > phase;
 }
 
 std::set<uint32_t> Lane::FreeSlots() const {

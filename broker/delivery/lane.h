@@ -12,6 +12,7 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <optional>
 #include <queue>
 #include <set>
 #include <span>
@@ -27,17 +28,22 @@ namespace penstock {
 class Lane {
  public:
   // to_one: each batch is for any one of the members, which have one account.
-  // shared: it has as many members as come; otherwise one, for good.
-  Lane(std::span<Slot> slots, bool shared, bool to_one);
+  // places: it has that many members, for good; nullopt: as many as come.
+  Lane(std::span<Slot> slots, std::optional<uint32_t> places, bool to_one);
 
   // ---- members
 
-  bool shared() const { return shared_; }
+  // It has as many members as come.
+  bool shared() const { return !places_; }
   bool to_one() const { return common_ != nullptr; }
   // Each batch is for several, who wait for each other.
-  bool in_step() const { return shared_ && !to_one(); }
-  // It may have another member.
-  bool has_place() const { return shared_ || !taken_; }
+  bool in_step() const { return places_ != 1 && !to_one(); }
+  // It may have another member, for the rows of this rank.
+  bool HasPlaceFor(uint32_t rank) const {
+    return shared() || !taken_ || (IsOf(rank) && members_.size() < *places_);
+  }
+  // All places have their members.
+  bool complete() const { return shared() || members_.size() >= *places_; }
   // Some member came, and may have left since.
   bool taken() const { return taken_; }
   void Add(Consumer* member);
@@ -46,7 +52,10 @@ class Lane {
   const std::map<uint32_t, Consumer*>& members() const { return members_; }
   // The rank that the plan has its rows for.
   uint32_t rank() const {
-    return members_.empty() ? 0 : members_.begin()->first;
+    return members_.empty() ? 0 : members_.begin()->second->plan_rank;
+  }
+  bool IsOf(uint32_t rank) const {
+    return !members_.empty() && this->rank() == rank;
   }
   std::vector<Account*> Accounts() const;
   // to_one: what any member may get; else nullptr.
@@ -58,10 +67,7 @@ class Lane {
   PhaseStep next() const { return next_; }
   uint64_t opened() const { return opened_; }
   void Place(PhaseStep next) { next_ = next; }
-  bool WillOpen(PhaseStep step) const {
-    return std::pair(step.phase, step.step) >=
-           std::pair(next_.phase, next_.step);
-  }
+  bool WillOpen(PhaseStep step) const { return step >= next_; }
   // StepIds of steps that some account lacks and that are in no slot.
   const std::set<uint64_t>& again() const { return again_; }
   // One of its accounts lacks the step with this StepId, which is not trusted:
@@ -104,9 +110,6 @@ class Lane {
   uint64_t StepsNotGiven(const Phases& phases) const;
   // Takes back the newest of them.
   Slot* PopLast();
-  // Its member knows the ranks of phases up to this: the first batch of each
-  // later one is marked.
-  void MarkPhases(uint32_t phase);
   // Free slots as the queue has them: for IndexError.
   std::set<uint32_t> FreeSlots() const;
 
@@ -117,7 +120,7 @@ class Lane {
   // to_one:
   uint32_t last_given = 0;  // who got the last batch
   uint32_t at_work = 0;     // at the end: whom all wait for
-  // in_step:
+  // in_step, shared:
   bool started = false;  // the first batch may be given out
   std::set<uint32_t> without;
   std::set<uint32_t> asleep;  // at their last check
@@ -125,13 +128,12 @@ class Lane {
 
  private:
   const std::span<Slot> slots_;
-  const bool shared_;
+  const std::optional<uint32_t> places_;
   const std::shared_ptr<Account> common_;
   std::map<uint32_t, Consumer*> members_;
   bool taken_ = false;
   PhaseStep next_;
   uint64_t opened_ = 0;
-  bool phase_begins_ = false;
   std::set<uint64_t> again_;
   std::deque<Slot*> in_turn_;
   // kFree slots by index, lowest first: those get memory first.

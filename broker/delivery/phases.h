@@ -6,6 +6,7 @@
 #define BROKER_DELIVERY_PHASES_H_
 
 #include <algorithm>
+#include <compare>
 #include <cstdint>
 #include <optional>
 #include <vector>
@@ -27,6 +28,7 @@ struct FormerPhase {
 struct PhaseStep {
   uint32_t phase = 0;
   uint64_t step = 0;
+  auto operator<=>(const PhaseStep&) const = default;
 };
 
 class Phases {

@@ -9,6 +9,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "broker/delivery/phases.h"
 #include "broker/plan/plan.h"
 #include "common/layout.h"
 
@@ -56,15 +57,14 @@ enum class SlotState { kFree, kFilling, kReady, kOut };
 struct Slot {
   SlotState state = SlotState::kFree;
   uint32_t lane = 0;
-  uint32_t holders = 0;     // may deliver it or were given it
-  uint32_t quarantine = 0;  // evicted processes that may read it
-  bool ranks_changed = false;
-  uint32_t phase = 0;
+  uint32_t holders = 0;      // may deliver it or were given it
+  uint32_t quarantine = 0;   // evicted processes that may read it
+  PhaseStep at;              // which step
   bool handed_over = false;  // delivered outside the order of positions
   bool is_redo = false;      // a step that was made before
   OpenBatch batch;
 
-  uint64_t id() const { return StepId(batch.rows.position, phase); }
+  uint64_t id() const { return StepId(batch.rows.position, at.phase); }
   // It has not left its lane.
   bool being_made() const {
     return state == SlotState::kFilling || state == SlotState::kReady;

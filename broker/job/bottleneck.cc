@@ -221,6 +221,7 @@ std::vector<RecentUse::RankUse> RecentUse::ranks() const {
 Bottleneck Bottleneck::Of(const RecentUse& job, const PoolUse& pool,
                           const AbsentRanks& absent) {
   Bottleneck found;
+  found.replicas = absent.replicas;
   found.pool = pool;
   found.pool.decoding = Share(pool.decoding);
   found.pool.storage = Share(pool.storage);
@@ -252,9 +253,10 @@ Bottleneck Bottleneck::Of(const RecentUse& job, const PoolUse& pool,
        job.all_stand_s() >= (somebody_waits ? kSecondsMin : kStandsSeconds))) {
     found.what = What::kAbsent;
     found.absent = absent;
-    const auto to = [](const std::vector<uint32_t>& them, const char* what) {
+    const auto to = [&](const std::vector<uint32_t>& them, const char* what) {
       return them.empty() ? ""
-                          : Format(" for {} to {},", RanksText(them), what);
+                          : Format(" for {} to {},",
+                                   RanksText(them, absent.replicas), what);
     };
     found.text =
         Format("the job waits{}{} {}, {}", to(absent.to_reconnect, "reconnect"),
@@ -278,7 +280,7 @@ Bottleneck Bottleneck::Of(const RecentUse& job, const PoolUse& pool,
     found.text = Format(
         "rank {} is the bottleneck: it has neither taken nor released a batch "
         "for {:.0f} s, {}",
-        stand[0].rank, stand[0].stands_s, they_idle);
+        RankName(stand[0].rank, absent.replicas), stand[0].stands_s, they_idle);
   } else if (!stand.empty()) {
     found.what = What::kRanks;
     found.text = Format(
@@ -305,8 +307,8 @@ Bottleneck Bottleneck::Of(const RecentUse& job, const PoolUse& pool,
     found.text = Format(
         "rank {} is the bottleneck: {}behind the others {} % of the time, it "
         "waits {} %, {}, {}",
-        behind->rank, takes, Percent(behind->behind), Percent(behind->waits),
-        who, they_idle);
+        RankName(behind->rank, absent.replicas), takes, Percent(behind->behind),
+        Percent(behind->waits), who, they_idle);
   } else if (!somebody_waits) {
     found.what = What::kRanks;
     const double batch_s = BatchSeconds(ranks);
@@ -369,7 +371,8 @@ nlohmann::json Bottleneck::ToJson() const {
                          {"workers_storage", pool.storage},
                          {"workers_idle", pool.idle}};
   if (rank) {
-    json["rank"] = *rank;
+    json["rank"] = *rank / replicas;
+    if (replicas > 1) json["replica"] = *rank % replicas;
     json["behind"] = behind;
     json["stands_s"] = stands_s;
     if (others_batch_s > 0) {
@@ -378,8 +381,8 @@ nlohmann::json Bottleneck::ToJson() const {
     }
   }
   if (!absent.empty()) {
-    json["to_attach"] = absent.to_attach;
-    json["to_reconnect"] = absent.to_reconnect;
+    json["to_attach"] = RanksOf(absent.to_attach, replicas);
+    json["to_reconnect"] = RanksOf(absent.to_reconnect, replicas);
   }
   return json;
 }

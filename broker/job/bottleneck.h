@@ -162,6 +162,7 @@ class RecentUse {
 struct AbsentRanks {
   std::vector<uint32_t> to_attach;
   std::vector<uint32_t> to_reconnect;  // after a restart of the broker
+  uint32_t replicas = 1;               // processes that are one rank
 
   bool empty() const { return to_attach.empty() && to_reconnect.empty(); }
 };
@@ -187,6 +188,7 @@ struct Bottleneck {
   };
   What what = What::kUnknown;
   std::optional<uint32_t> rank;  // kRank
+  uint32_t replicas = 1;         // processes that are one rank
   AbsentRanks absent;            // kAbsent
   double ranks_wait = 0;         // of the rank that waits most
   double behind = 0;             // kRank: that rank's

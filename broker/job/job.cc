@@ -53,6 +53,8 @@ Delivery::Shape ShapeOf(const JobOptions& options, const Job::Layout& layout,
   }
   shape.world_size = layout.plan.world_size();
   shape.consumers_max = options.consumers_max;
+  shape.replicas = options.replicas;
+  shape.local_replicas = options.local_replicas;
   shape.start_with = options.local_world_size;
   shape.in_order = source.in_order();
   shape.lanes = layout.lanes;
@@ -157,7 +159,7 @@ StatusOr<WeightsChange> Job::ChangeWeights(
         "the weights, as whole numbers, add up to {}, more than {}: round them",
         period, kPeriodMax);
   }
-  if (!from && options_.local_world_size != options_.world_size) {
+  if (!from && options_.several_hosts()) {
     return FailedPreconditionError(
         "job '{}' has ranks on other hosts, whose brokers may be elsewhere: "
         "name an epoch and a row that lie ahead, the same on each host",
@@ -263,8 +265,7 @@ StatusOr<Delivery::Joined> Job::Attach(Delivery::Joining joining,
   }
   NoteMissingLocked();
   if (joined->replaces) {
-    Log<"rank-back">(key_, key_.consumer.value_or(joined->rank),
-                     joined->backlog);
+    Log<"rank-back">(key_, NameOf(joined->rank), joined->backlog);
   }
   return joined;
 }
@@ -286,7 +287,7 @@ void Job::Leave(uint32_t seat) {
 void Job::Died(uint32_t seat) {
   MutexLock lock(&mutex_);
   if (const std::optional<uint32_t> rank = delivery_.RankAt(seat)) {
-    Log<"rank-died">(key_, key_.consumer.value_or(*rank));
+    Log<"rank-died">(key_, NameOf(*rank));
   }
   GoneLocked(delivery_.Died(seat));
 }
@@ -295,7 +296,7 @@ Status Job::Evict(uint32_t rank, const std::string& reason) {
   MutexLock lock(&mutex_);
   const Status status = delivery_.Evict(rank, reason);
   if (status.code() == StatusCode::kNotFound) return status;
-  Log<"rank-evicted">(key_, key_.consumer.value_or(rank), reason);
+  Log<"rank-evicted">(key_, NameOf(rank), reason);
   GoneLocked(status);
   return OkStatus();
 }
@@ -310,7 +311,7 @@ void Job::EvictSeat(uint32_t seat, const std::string& reason) {
 std::string Job::MissingText() const {
   MutexLock lock(&mutex_);
   const std::vector<uint32_t> missing = MissingLocked();
-  return missing.empty() ? "a rank" : RanksText(missing);
+  return missing.empty() ? "a rank" : RanksText(missing, options_.replicas);
 }
 
 void Job::RestoreStream(FormerStream former) {
@@ -395,15 +396,16 @@ void Job::CheckTimeouts(const FunctionWorkersUse& function_workers) {
   }
   FailLocked(DeadlineExceededError(
       "job '{}': {}{}{} within {:.0f} s (wait_s)", key_.name,
-      gone.empty() ? ""
-                   : Format("{} of {} left or died, and nobody replaced {}",
-                            RanksText(gone), options_.world_size,
-                            gone.size() == 1 ? "it" : "them"),
+      gone.empty()
+          ? ""
+          : Format("{} of {} left or died, and nobody replaced {}",
+                   RanksText(gone, options_.replicas), options_.world_size,
+                   gone.size() == 1 ? "it" : "them"),
       gone.empty() || absent.empty() ? "" : "; ",
       absent.empty()
           ? ""
           : Format("{} of {} did not attach (see why {} did not start)",
-                   RanksText(absent), options_.world_size,
+                   RanksText(absent, options_.replicas), options_.world_size,
                    absent.size() == 1 ? "it" : "they"),
       options_.wait_s));
 }
@@ -527,12 +529,12 @@ void Job::AdvanceLocked() {
     delivery_.Advance();
     opened |= OpenLocked();
     for (const uint32_t rank : delivery_.TakeCorrupt()) {
-      Log<"rank-corrupt">(key_, rank);
+      Log<"rank-corrupt">(key_, NameOf(rank));
       const Status status = delivery_.Evict(
           rank,
           Format("rank {} wrote impossible values into its cursor page: the "
                  "client has a bug, or something overwrote its memory",
-                 rank));
+                 NameOf(rank)));
       if (!status.ok()) FailLocked(status);
     }
   } while (delivery_.MustAdvance());

@@ -150,6 +150,10 @@ class Job {
   // Ranks of this host that never attached, or that are gone and waited for, as
   // a list.
   std::string MissingText() const;
+  // The process of this number, as people know it.
+  std::string NameOf(uint32_t rank) const {
+    return RankName(key_.consumer.value_or(rank), options_.replicas);
+  }
   // After a restart of the broker, before anybody attaches.
   void RestoreStream(FormerStream former);
   void FinishRecovery(bool shrink);

@@ -119,10 +119,10 @@ StatusOr<Job::Layout> Job::PlanLayout(const JobOptions& options,
           "a stream is delivered once, not once per consumer: delivery "
           "`broadcast` gives every batch to all of them");
     }
-    if (options.local_world_size != options.world_size) {
+    if (options.several_hosts()) {
       return InvalidArgumentError(
           "a stream feeds the ranks of one host: {} of {} are on this one",
-          options.local_world_size, options.world_size);
+          options.local_processes(), options.processes());
     }
   }
   const bool split = delivery.mode == DeliveryMode::kSplit;
@@ -186,14 +186,15 @@ StatusOr<Job::Layout> Job::PlanLayout(const JobOptions& options,
   switch (delivery.mode) {
     case DeliveryMode::kSplit:
     case DeliveryMode::kIndependent:
-      lanes = options.consumers_max;
+      lanes = options.consumers_max / options.local_replicas;
       // Rows of a stream are retained for every slot.
       if (ahead && !std::holds_alternative<StreamSource>(spec.source)) {
         const uint64_t pages = (batch_bytes + kPageBytes - 1) / kPageBytes;
         prefetch = PrefetchOf(spec.prefetch, lanes * pages * kPageBytes);
       }
       leases = prefetch.most() + spec.hold;
-      slots = leases;
+      // All may hold different batches while they wait for the next.
+      slots = leases + (options.local_replicas - 1) * (spec.hold - 1);
       break;
     case DeliveryMode::kDynamic:
       leases = 1 + spec.hold;

@@ -23,6 +23,8 @@ template <typename Options, typename Visit>
 void ForEachAgreed(Options& options, const Visit& visit) {
   visit("world_size", options.world_size);
   visit("local_world_size", options.local_world_size);
+  visit("replicas", options.replicas);
+  visit("local_replicas", options.local_replicas);
   visit("repeat_first", options.repeat_first);
   visit("delivery", options.delivery.mode);
   visit("lag", options.delivery.lag);
@@ -147,7 +149,8 @@ StatusOr<JobOptions> JobOptionsFromJson(const json& record) {
   PENSTOCK_ASSIGN_OR_RETURN(
       options.spec, ParseJournaledSpec(record.at("spec").get<std::string>()));
   ForEachAgreed(options, [&](const char* key, auto& value) {
-    FromJson(record.at(key), &value);
+    // Those of an older broker have not all of them.
+    if (record.contains(key)) FromJson(record[key], &value);
   });
   options.wait_s = record.at("wait_s").get<double>();
   if (record.contains("start")) {

@@ -60,23 +60,32 @@ struct JobOptions {
   DatasetSpec spec;
   uint32_t world_size = 1;
   uint32_t local_world_size = 1;
+  // split: processes that are one rank and get the same batches; those of each
+  // rank of this host that run on it.
+  uint32_t replicas = 1;
+  uint32_t local_replicas = 1;
   bool repeat_first = false;  // one batch is made, and the ranks repeat it
   DeliveryOptions delivery;
   uint32_t consumer = 0;  // independent: its number, which selects the order
-  uint32_t consumers_max = 1;     // broadcast: at once; else the local ranks
+  uint32_t consumers_max = 1;     // broadcast: at once; else those of this host
   std::optional<JobState> start;  // absent: the beginning
   // Changes of the weights of its mix, after those of start.
   std::vector<WeightsChange> weights;
   double wait_s = 600;  // the job fails if ranks are missing this long
   // All of its data were delivered: it only tells late ranks the end.
   bool at_end = false;
+
+  // Processes of all hosts, and of this one.
+  uint32_t processes() const { return world_size * replicas; }
+  uint32_t local_processes() const { return local_world_size * local_replicas; }
+  bool several_hosts() const { return local_processes() != processes(); }
 };
 
 // independent: each consumer is a launch of its own.
 inline Launch LaunchOf(const JobOptions& options) {
   return options.delivery.mode == DeliveryMode::kIndependent
              ? Launch(1, 1)
-             : Launch(options.world_size, options.local_world_size);
+             : Launch(options.processes(), options.local_processes());
 }
 
 // A resumed mix whose spec has other weights goes on with them from its state's

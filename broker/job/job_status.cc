@@ -81,6 +81,7 @@ Job::Recent Job::RecentLocked() const {
 }
 
 Bottleneck Job::FindBottleneck(const PoolUse& pool, AbsentRanks absent) const {
+  absent.replicas = options_.replicas;
   MutexLock lock(&mutex_);
   if (!failure_.ok()) return Bottleneck::Of(recent_, pool);
   const std::vector<uint32_t> away = absent.to_reconnect;
@@ -106,7 +107,8 @@ Bottleneck Job::FindBottleneck(const PoolUse& pool, AbsentRanks absent) const {
     found.text = Format(
         "the data are over but for the last batches, which {} {} not released: "
         "the others wait for the end",
-        RanksText(holders), holders.size() == 1 ? "has" : "have");
+        RanksText(holders, options_.replicas),
+        holders.size() == 1 ? "has" : "have");
   }
   return found;
 }
@@ -181,15 +183,18 @@ nlohmann::json Job::StatusJson(bool with_ranks,
       {"uid", key_.uid},
       {"state", !failure_.ok() ? "failed"
                 : delivery_.Unsettled()
-                    ? missing.empty() ? "waiting for its ranks to reconnect"
-                                      : "waiting for " + RanksText(missing) +
-                                            " to reconnect"
-                : kept_s           ? AllGoneText(waits_for, *kept_s)
-                : !missing.empty() ? "waiting for " + RanksText(missing)
-                                   : "running"},
+                    ? missing.empty()
+                          ? "waiting for its ranks to reconnect"
+                          : "waiting for " +
+                                RanksText(missing, options_.replicas) +
+                                " to reconnect"
+                : kept_s ? AllGoneText(waits_for, *kept_s, options_.replicas)
+                : !missing.empty()
+                    ? "waiting for " + RanksText(missing, options_.replicas)
+                    : "running"},
       {"delivery", name(kDeliveryModeNames, delivery.mode)},
       {"on_rank_death", name(kOnRankDeathNames, delivery.on_rank_death)},
-      {"missing", missing},
+      {"missing", RanksOf(missing, options_.replicas)},
       {"slots",
        {{"free", slots.free},
         {"filling", slots.filling},
@@ -198,6 +203,7 @@ nlohmann::json Job::StatusJson(bool with_ranks,
         {"quarantined", slots.quarantined}}},
       {"world_size", options_.world_size},
       {"local_world_size", options_.local_world_size},
+      {"replicas", options_.replicas},
       {"epoch", position / rows_per_epoch},
       {"step", layout_.plan.StepOfEpoch(position)},
       {"steps_per_epoch", layout_.plan.steps_per_epoch()},
@@ -259,7 +265,7 @@ nlohmann::json Job::StatusJson(bool with_ranks,
     json["rows_kept"] = stream_->kept_rows();
   }
   if (kept_s) {
-    json["waits_for"] = waits_for;
+    json["waits_for"] = RanksOf(waits_for, options_.replicas);
     json["kept_s"] = *kept_s;
   }
   if (with_ranks && stream_ != nullptr) {
@@ -302,7 +308,7 @@ nlohmann::json Job::StatusJson(bool with_ranks,
            {"node", node(rank.node)},
            {"node_from", rank.node_from},
            {"memory_node", node(rank.memory_node)},
-           {"rank", key_.consumer.value_or(rank.rank)},
+           {"rank", key_.consumer.value_or(rank.rank / options_.replicas)},
            {"seat", rank.seat ? static_cast<int64_t>(*rank.seat) : int64_t{-1}},
            {"state", rank.state},
            {"ready", rank.ready},
@@ -312,7 +318,10 @@ nlohmann::json Job::StatusJson(bool with_ranks,
            {"waits", rank.waits},
            {"wait_s", static_cast<double>(rank.wait_ns) * 1e-9}});
       nlohmann::json& added = ranks.back();
-      if (const auto found = batch_s.find(added["rank"].get<uint32_t>());
+      if (options_.replicas > 1) {
+        added["replica"] = rank.rank % options_.replicas;
+      }
+      if (const auto found = batch_s.find(key_.consumer.value_or(rank.rank));
           found != batch_s.end() && found->second > 0) {
         added["batch_s"] = found->second;
       }

@@ -18,6 +18,7 @@ std::vector<Delivery::FormerConsumer> RestoreRanks(
     Delivery::FormerConsumer restored;
     restored.rank = rank;
     restored.left = last.left;
+    restored.reconnects = last.reconnects;
     bool known = true;
     std::set<uint64_t> redo;
     for (const FormerProcess* process : of_rank) {

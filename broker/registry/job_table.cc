@@ -17,26 +17,35 @@ namespace penstock {
 
 namespace {
 
-std::string WhoJoins(uint32_t rank) {
-  return rank == Delivery::kAnyRank ? "a consumer" : Format("rank {}", rank);
+// As people know the process that attaches.
+std::string NameOf(const JobTable::AttachRequest& request) {
+  return RankName(request.key.consumer.value_or(request.joining.rank),
+                  request.options.replicas);
+}
+
+std::string WhoJoins(const JobTable::AttachRequest& request) {
+  return request.joining.rank == Delivery::kAnyRank ? "a consumer"
+                                                    : "rank " + NameOf(request);
 }
 
 // Adds the ranks the job waits for since the broker was restarted.
 void AddAway(const std::map<uint32_t, const RecordedRank*>& away,
-             bool with_ranks, nlohmann::json* job) {
+             bool with_ranks, uint32_t replicas, nlohmann::json* job) {
   if (away.empty()) return;
   std::vector<uint32_t> numbers;
   for (const auto& [rank, former] : away) {
     numbers.push_back(rank);
     if (!with_ranks) continue;
-    nlohmann::json row = {{"rank", rank}, {"state", "away"}};
+    nlohmann::json row = {{"rank", rank / replicas}, {"state", "away"}};
+    if (replicas > 1) row["replica"] = rank % replicas;
     const pid_t pid =
         former->pidfd != nullptr ? PidOf(former->pidfd->get()) : 0;
     if (pid > 0) row["pid"] = pid;
     (*job)["ranks"].push_back(std::move(row));
   }
-  (*job)["state"] = "waiting for " + RanksText(numbers) + " to reconnect";
-  (*job)["waits_for"] = numbers;
+  (*job)["state"] =
+      "waiting for " + RanksText(numbers, replicas) + " to reconnect";
+  (*job)["waits_for"] = RanksOf(numbers, replicas);
 }
 
 }  // namespace
@@ -116,7 +125,7 @@ Status JobTable::CheckAgreement(const Entry& entry,
       "{} disagrees with the ranks of job '{}' that are attached: {}; if it is "
       "of another job, such as a second loader, give that job another name "
       "(`job`)",
-      WhoJoins(request.joining.rank), entry.key.name, option);
+      WhoJoins(request), entry.key.name, option);
 }
 
 Status JobTable::ForgottenError(const std::string& job) {
@@ -131,13 +140,12 @@ Status JobTable::ForgottenError(const std::string& job) {
 // Not always the newest: a rank that has taken all of its data may have begun
 // the next one while others have not finished with this one.
 StatusOr<JobTable::Entry*> JobTable::EntryOf(const AttachRequest& request) {
-  const uint32_t rank = request.joining.rank;
   for (const Holder& holder : holders_) {
     if (holder.evicted == 0 || holder.evicted != request.former_inode) continue;
     return AbortedError(
         "rank {} was evicted from job '{}' before it reconnected: what it had "
         "is handed on; attach again",
-        request.key.consumer.value_or(rank), request.key.name);
+        NameOf(request), request.key.name);
   }
   const Entry* newest = nullptr;
   bool over = journal_->KnowsAllJobs();
@@ -163,7 +171,7 @@ StatusOr<JobTable::Entry*> JobTable::EntryOf(const AttachRequest& request) {
     return AbortedError(
         "rank {} belongs to incarnation {} of job '{}', which is at {}: "
         "another process took over; this one must attach again",
-        rank, request.incarnation->number, request.key.name,
+        NameOf(request), request.incarnation->number, request.key.name,
         newest->incarnation.number);
   }
   if (!over) {
@@ -176,7 +184,7 @@ StatusOr<JobTable::Entry*> JobTable::EntryOf(const AttachRequest& request) {
   return AbortedError(
       "job '{}' is over: it failed or was ended while rank {} was away (the "
       "broker's log says why); begin all ranks at a state",
-      request.key.name, rank);
+      request.key.name, NameOf(request));
 }
 
 Incarnation JobTable::NextIncarnation(const JobKey& key) const {
@@ -272,8 +280,7 @@ const JobTable::Ended* JobTable::AwaitedBy(const AttachRequest& request,
 
 JobTable::Entry* JobTable::Reopen(const Ended& ended,
                                   const AttachRequest& request) {
-  Log<"job-told-end">(ended.key, request.joining.rank,
-                      ended.incarnation.number);
+  Log<"job-told-end">(ended.key, NameOf(request), ended.incarnation.number);
   Entry& entry = entries_.emplace_back();
   entry.key = ended.key;
   entry.options = request.options;
@@ -333,7 +340,7 @@ StatusOr<JobTable::Entry*> JobTable::EntryFor(AttachRequest* asked) {
     if (entry->launch.Finished(rank)) return nullptr;
     if ((entry->deserted || FormerIsDeserted(*entry)) &&
         entry->launch.HasLeft(rank)) {
-      End(*entry, Format("rank {} left it and begins anew", rank));
+      End(*entry, Format("rank {} left it and begins anew", NameOf(request)));
       return nullptr;
     }
   }
@@ -351,7 +358,7 @@ StatusOr<JobTable::Entry*> JobTable::EntryFor(AttachRequest* asked) {
     return FailedPreconditionError(
         "{} disagrees with the ranks of job '{}' that are attaching: they "
         "begin at another state",
-        WhoJoins(rank), entry->key.name);
+        WhoJoins(request), entry->key.name);
   }
   const Job& job = *entry->state.job();
   const bool knows = job.Locked(&Delivery::Knows, rank);
@@ -361,7 +368,7 @@ StatusOr<JobTable::Entry*> JobTable::EntryFor(AttachRequest* asked) {
     if (!knows && request.options.start == entry->options.start) return entry;
     End(*entry, Format("{} opened a newer incarnation of job '{}' with a "
                        "state: attach or reset with it",
-                       WhoJoins(rank), entry->key.name));
+                       WhoJoins(request), entry->key.name));
     return nullptr;
   }
   if (job.Locked(&Delivery::Finished, rank)) return nullptr;
@@ -374,7 +381,7 @@ StatusOr<JobTable::Entry*> JobTable::EntryFor(AttachRequest* asked) {
     return FailedPreconditionError(
         "rank {} gives no state, but job '{}' was begun at one: all its ranks "
         "have to give it",
-        rank, entry->key.name);
+        NameOf(request), entry->key.name);
   }
   return entry;
 }
@@ -457,7 +464,7 @@ void JobTable::Route(Pending attach) {
       attach.done(AlreadyExistsError(
           "rank {} of job '{}' is attaching already: give each process its "
           "own rank, or another job name",
-          request.joining.rank, request.key.name));
+          NameOf(request), request.key.name));
       return;
     }
   }
@@ -499,7 +506,7 @@ StatusOr<JobTable::Attached> JobTable::AttachTo(Entry& entry,
   // given to others already.
   pollfd dead{request.pidfd, POLLIN, 0};
   if (poll(&dead, 1, 0) == 1) {
-    return UnavailableError("rank {} is dead", request.joining.rank);
+    return UnavailableError("rank {} is dead", NameOf(request));
   }
   const std::shared_ptr<Job>& job = entry.state.job();
   const bool reconnects = request.incarnation.has_value();
@@ -776,6 +783,7 @@ nlohmann::json JobTable::StatusJson(
     if (!accepts(entry.key.uid)) continue;
     const std::map<uint32_t, const RecordedRank*> away = Away(entry);
     AbsentRanks absent;
+    absent.replicas = entry.options.replicas;
     for (const auto& [rank, former] : away) absent.to_reconnect.push_back(rank);
     if (const std::shared_ptr<Job>& open = entry.state.job()) {
       nlohmann::json& job =
@@ -811,15 +819,17 @@ nlohmann::json JobTable::StatusJson(
           {"uid", entry.key.uid},
           {"state",
            unopened ? "waiting for its ranks to reconnect" : "opening"},
-          {"world_size", entry.options.world_size}});
+          {"world_size", entry.options.world_size},
+          {"replicas", entry.options.replicas}});
       if (const std::optional<double> kept_s = KeptFor(entry)) {
         std::set<uint32_t> dead;
         for (const auto& [attach, rank] : entry.former->ranks) {
           if (!rank.left) dead.insert(entry.key.consumer.value_or(rank.rank));
         }
         const std::vector<uint32_t> waits_for(dead.begin(), dead.end());
-        job["state"] = AllGoneText(waits_for, *kept_s);
-        job["waits_for"] = waits_for;
+        const uint32_t replicas = entry.options.replicas;
+        job["state"] = AllGoneText(waits_for, *kept_s, replicas);
+        job["waits_for"] = RanksOf(waits_for, replicas);
         job["kept_s"] = *kept_s;
       } else if (pids != nullptr && unopened) {
         job["bottleneck"] = Bottleneck::Of(RecentUse(), pool, absent).ToJson();
@@ -828,7 +838,7 @@ nlohmann::json JobTable::StatusJson(
     nlohmann::json& job = jobs.back();
     if (!entry.state.over() && job["state"] != "failed" &&
         job["state"] != "opening") {
-      AddAway(away, pids != nullptr, &job);
+      AddAway(away, pids != nullptr, entry.options.replicas, &job);
     }
   }
   return jobs;

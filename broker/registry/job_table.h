@@ -131,7 +131,8 @@ class JobTable {
   // Evicts a rank of a former broker instance that has not reconnected: it
   // counts as dead and cannot come back. If its process wakes, it may still
   // take batches published before. By user `by`. InvalidArgument: CheckOneJob.
-  Status EvictAway(const JobQuery& query, uint32_t rank, uint32_t by);
+  Status EvictAway(const JobQuery& query, uint32_t rank, uint32_t replica,
+                   uint32_t by);
   // Forgets ended incarnations, so that their late ranks begin anew. False:
   // there was none. InvalidArgument: CheckOneJob.
   StatusOr<bool> ForgetEnded(const JobQuery& query);

@@ -16,12 +16,13 @@ namespace {
 // Time to reconnect for ranks from before a restart whose state is unknown.
 constexpr std::chrono::seconds kReconnectTime{60};
 
-std::string UnknownText(const JobKey& key, uint32_t rank) {
+std::string UnknownText(const JobKey& key, const JobOptions& options,
+                        uint32_t rank) {
   return Format(
       "job '{}': rank {} died while no broker ran, and nobody kept its page: "
       "how far it was is not known; begin all ranks at a state (systemd and "
       "penstock run keep the pages)",
-      key.name, rank);
+      key.name, RankName(key.consumer.value_or(rank), options.replicas));
 }
 
 }  // namespace
@@ -132,7 +133,8 @@ Status JobTable::CheckFormer(const Entry& entry,
     any_may_live |= former.MayLive();
     if (former.rank == rank) last = &former;
   }
-  const uint32_t number = entry.key.consumer.value_or(rank);
+  const std::string name =
+      RankName(entry.key.consumer.value_or(rank), entry.options.replicas);
   const auto left = std::chrono::ceil<std::chrono::seconds>(
       started_ + kReconnectTime - std::chrono::steady_clock::now());
   if (last != nullptr && last->pidfd == nullptr && !last->left &&
@@ -152,14 +154,14 @@ Status JobTable::CheckFormer(const Entry& entry,
         "reconnect: nobody kept its page and its pidfd (systemd and penstock "
         "run do), so whether it lives is not known for another {} s; if it is "
         "dead, {}",
-        number, entry.key.name, left.count(), help);
+        name, entry.key.name, left.count(), help);
   }
   if (last != nullptr && last->pidfd != nullptr && last->MayLive()) {
     return AlreadyExistsError(
         "rank {} of job '{}' was attached before the broker restarted, and its "
         "process may reconnect: give each process its own rank, or another job "
         "name",
-        number, entry.key.name);
+        name, entry.key.name);
   }
   if (!entry.named && !any_may_live) {
     return NotFoundError("all of its ranks are dead");
@@ -167,8 +169,8 @@ Status JobTable::CheckFormer(const Entry& entry,
   if (last != nullptr && last->page == nullptr &&
       (entry.options.delivery.mode == DeliveryMode::kSplit ||
        entry.options.delivery.mode == DeliveryMode::kIndependent)) {
-    return FailedPreconditionError(
-        "{}", UnknownText(entry.key, entry.key.consumer.value_or(rank)));
+    return FailedPreconditionError("{}",
+                                   UnknownText(entry.key, entry.options, rank));
   }
   return OkStatus();
 }
@@ -184,8 +186,8 @@ Status JobTable::CheckRestored(const Entry& entry, uint32_t rank) {
       })) {
     return OkStatus();
   }
-  return FailedPreconditionError(
-      "{}", UnknownText(entry.key, entry.key.consumer.value_or(rank)));
+  return FailedPreconditionError("{}",
+                                 UnknownText(entry.key, entry.options, rank));
 }
 
 std::vector<FormerProcess> JobTable::ProcessesOf(const Entry& entry) {
@@ -284,7 +286,7 @@ Status JobTable::CheckForgotten(const Entry& entry,
       "has no record of it: it has no state directory (--state-dir), or its "
       "journal there is missing or damaged; that rank's position is unknown: "
       "begin all ranks at a state",
-      rank, entry.key.name);
+      RankName(rank, entry.options.replicas), entry.key.name);
 }
 
 // In split the ranks alone know their positions, so all must report.
@@ -337,7 +339,7 @@ void JobTable::FinishFormer(Entry& entry) {
       all_spoke = false;
       if (former->pidfd != nullptr) continue;  // it lives but is silent
     }
-    job.Fail(AbortedError("{}", UnknownText(entry.key, rank)));
+    job.Fail(AbortedError("{}", UnknownText(entry.key, entry.options, rank)));
     return;
   }
   // A phase can begin only if all ranks are known to be before it.
@@ -384,7 +386,8 @@ void JobTable::TryGather(Entry& entry) {
       stream == nullptr ? std::vector<RowRange>{} : stream->Here(),
       former.launch.AllCame()};
   if (const auto unknown = UnknownConsumer(progress, processes, reconnected)) {
-    job.Fail(AbortedError("{}", UnknownText(entry.key, *unknown)));
+    job.Fail(
+        AbortedError("{}", UnknownText(entry.key, entry.options, *unknown)));
   }
   job.Change(&Delivery::TakeOverSteps,
              GatherSteps(progress, job.plan(), processes, reconnected));
@@ -463,10 +466,15 @@ void JobTable::NoteEvicted(const std::shared_ptr<Job>& job) {
   }
 }
 
-Status JobTable::EvictAway(const JobQuery& query, uint32_t rank, uint32_t by) {
+Status JobTable::EvictAway(const JobQuery& query, uint32_t rank,
+                           uint32_t replica, uint32_t by) {
+  const auto number_in = [&](const Entry& entry) {
+    return rank * entry.options.replicas + replica;
+  };
   const auto is_awaited = [&](const Entry& entry) {
     return !entry.state.over() && query.Matches(entry.key) &&
-           Away(entry).count(rank) > 0;
+           replica < entry.options.replicas &&
+           Away(entry).count(number_in(entry)) > 0;
   };
   std::vector<JobKey> keys;
   for (const Entry& entry : entries_) {
@@ -477,8 +485,9 @@ Status JobTable::EvictAway(const JobQuery& query, uint32_t rank, uint32_t by) {
                                 query.name, rank);
   for (Entry& entry : entries_) {
     if (!is_awaited(entry)) continue;
+    const uint32_t number = number_in(entry);
     for (auto& [attach, former] : entry.former->ranks) {
-      if (entry.key.consumer.value_or(former.rank) != rank ||
+      if (entry.key.consumer.value_or(former.rank) != number ||
           !former.MayLive()) {
         continue;
       }
@@ -497,7 +506,7 @@ Status JobTable::EvictAway(const JobQuery& query, uint32_t rank, uint32_t by) {
         }
       }
     }
-    Log<"rank-evicted">(entry.key, rank,
+    Log<"rank-evicted">(entry.key, RankName(number, entry.options.replicas),
                         Format("by user {}, before it reconnected", by));
     // Its time may have been over before; its batches are settled now.
     if (entry.state.stage() == State::kOpen) {

@@ -164,8 +164,15 @@ constexpr RequestField kAttach[] = {
      "its number, less than world_size; absent in broadcast and independent: "
      "any that is free"},
     {"world_size", Number(1, kWorldSizeMax), "ranks of all hosts", kAlways},
-    {"local_world_size", Number(1, kLocalRanksMax), "ranks of this host",
-     kAlways},
+    {"local_world_size", Number(1, kLocalRanksMax),
+     "ranks of this host, or with replicas here", kAlways},
+    {"replica", Number(0, kLocalRanksMax - 1),
+     "its number among the processes that are this rank; absent: 0"},
+    {"replicas", Number(1, kLocalRanksMax),
+     "split: processes that are one rank, each of which gets its batches; "
+     "absent: 1"},
+    {"local_replicas", Number(1, kLocalRanksMax),
+     "those of each of these ranks on this host; absent: all"},
     {"delivery", OneOf(kDeliveryModeNames), "absent: split"},
     {"on_rank_death", OneOf(kOnRankDeathNames),
      "absent: wait in split, else shrink"},
@@ -211,6 +218,7 @@ constexpr AnswerField kAttachAnswer[] = {
     {"dataset", kText, "its name"},
     {"job", kText, "name of the job"},
     {"rank", kCount, "the rank's number"},
+    {"replica", kCount, "its number among the processes that are this rank"},
     {"seat", kCount, "number of its ring in the segment"},
     {"incarnation", kCount, "of the job; a reconnect names it"},
     {"token", kCount, "of the incarnation, which no other one has"},
@@ -258,7 +266,9 @@ constexpr AnswerField kWeightsAnswer[] = {
      kSometimes},
 };
 constexpr RequestField kEvict[] = {
-    {"rank", Number(0, kWorldSizeMax), "number of the rank", kAlways}};
+    {"rank", Number(0, kWorldSizeMax), "number of the rank", kAlways},
+    {"replica", Number(0, kLocalRanksMax - 1),
+     "which of its processes; needed where a rank is several"}};
 constexpr RequestField kStop[] = {
     {"now", Flag(), "batches that no rank has taken are taken back"}};
 constexpr AnswerField kStopAnswer[] = {

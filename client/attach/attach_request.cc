@@ -2,6 +2,7 @@
 
 #include <sched.h>
 
+#include <algorithm>
 #include <charconv>
 #include <filesystem>
 #include <fstream>
@@ -103,9 +104,25 @@ struct RankNumbers {
   int64_t rank = 0;
   int64_t world_size = 1;
   int64_t local_world_size = 1;
+  int64_t replica = 0;
+  int64_t replicas = 1;
+  int64_t local_replicas = 1;
   // Trainers that share a job but no launcher have no rank numbers.
   bool any_number = false;
 };
+
+// The number in a variable.
+StatusOr<int64_t> CountIn(const char* name, const std::string& text,
+                          int64_t least) {
+  int64_t number = 0;
+  const char* const end = text.data() + text.size();
+  const auto [rest, error] = std::from_chars(text.data(), end, number);
+  if (error != std::errc() || rest != end || number < least) {
+    return InvalidArgumentError("{}='{}' is not a number, {} or more", name,
+                                text, least);
+  }
+  return number;
+}
 
 // none: the value for "not given".
 Status CheckNumbers(const AttachOptions& options) {
@@ -116,6 +133,9 @@ Status CheckNumbers(const AttachOptions& options) {
   } numbers[] = {{"rank", options.rank, -1},
                  {"world_size", options.world_size, 0},
                  {"local_world_size", options.local_world_size, 0},
+                 {"replica", options.replica, -1},
+                 {"replicas", options.replicas, 0},
+                 {"local_replicas", options.local_replicas, 0},
                  {"window", options.window, 0},
                  {"consumers", options.consumers, 0},
                  {"node", options.node, -1}};
@@ -128,8 +148,87 @@ Status CheckNumbers(const AttachOptions& options) {
   return OkStatus();
 }
 
+// Replicas follow one another in the launcher's numbers, as those of
+// the innermost dimensions of a mesh do.
+StatusOr<RankNumbers> FindReplicaNumbers(const AttachOptions& options,
+                                         const LaunchInfo& launch, int64_t n) {
+  RankNumbers numbers;
+  numbers.replicas = n;
+  if ((options.rank < 0) != (options.replica < 0)) {
+    return InvalidArgumentError(
+        "`{}` is given and `{}` is not: with replicas: {}, give both, or "
+        "neither if they follow one another in the launcher's ranks",
+        options.rank < 0 ? "replica" : "rank",
+        options.rank < 0 ? "rank" : "replica", n);
+  }
+  const bool from_launcher = options.rank < 0;
+  if ((from_launcher || options.world_size == 0) &&
+      launch.world_size % n != 0) {
+    return InvalidArgumentError(
+        "replicas: {}: the world of {} processes is no multiple of it "
+        "(launcher: {})",
+        n, launch.world_size, launch.launcher);
+  }
+  numbers.rank = from_launcher ? launch.rank / n : options.rank;
+  numbers.replica = from_launcher ? launch.rank % n : options.replica;
+  numbers.world_size =
+      options.world_size > 0 ? options.world_size : launch.world_size / n;
+  if (numbers.replica >= n) {
+    return InvalidArgumentError(
+        "replica {} of {} replicas: they count from 0 to {}", numbers.replica,
+        n, n - 1);
+  }
+  numbers.local_world_size = options.local_world_size;
+  numbers.local_replicas = options.local_replicas;
+  if (numbers.local_world_size > 0 && numbers.local_replicas > 0) {
+    return numbers;
+  }
+  // All are on this host, as far as is known.
+  if (numbers.world_size * n != launch.world_size ||
+      launch.local_world_size == launch.world_size) {
+    if (numbers.local_world_size == 0) {
+      numbers.local_world_size = numbers.world_size;
+    }
+    if (numbers.local_replicas == 0) numbers.local_replicas = n;
+    return numbers;
+  }
+  const int64_t local = launch.local_world_size;
+  if (numbers.rank * n + numbers.replica != launch.rank ||
+      (local % n != 0 && n % local != 0)) {
+    return InvalidArgumentError(
+        "replicas: {}: {} of {} processes are on this host: give "
+        "`local_world_size`, the ranks that have replicas here, and "
+        "`local_replicas`, how many of each",
+        n, local, launch.world_size);
+  }
+  numbers.local_replicas = std::min(local, n);
+  numbers.local_world_size = local / numbers.local_replicas;
+  return numbers;
+}
+
+StatusOr<int64_t> ReplicasOf(const AttachOptions& options,
+                             const Environment& environment) {
+  int64_t replicas = options.replicas;
+  if (const auto text = environment("PENSTOCK_REPLICAS");
+      replicas == 0 && text.has_value()) {
+    PENSTOCK_ASSIGN_OR_RETURN(replicas, CountIn("PENSTOCK_REPLICAS", *text, 1));
+  }
+  replicas = std::max<int64_t>(replicas, 1);
+  if (replicas == 1 && (options.replica > 0 || options.local_replicas > 1)) {
+    return InvalidArgumentError(
+        "{} is given and `replicas` is not: say how many processes are one "
+        "rank",
+        options.replica > 0
+            ? Format("replica {}", options.replica)
+            : Format("local_replicas {}", options.local_replicas));
+  }
+  return replicas;
+}
+
 StatusOr<RankNumbers> FindRankNumbers(const AttachOptions& options,
-                                      const LaunchInfo& launch) {
+                                      const LaunchInfo& launch,
+                                      int64_t replicas) {
+  if (replicas > 1) return FindReplicaNumbers(options, launch, replicas);
   RankNumbers numbers;
   numbers.world_size =
       options.world_size > 0 ? options.world_size : launch.world_size;
@@ -163,16 +262,12 @@ Status DescribeNode(const AttachOptions& options,
   int64_t node = options.node;
   if (const auto text = environment("PENSTOCK_NODE");
       node < 0 && text.has_value()) {
-    const char* const end = text->data() + text->size();
-    const auto [rest, error] = std::from_chars(text->data(), end, node);
-    if (error != std::errc() || rest != end || node < 0) {
-      return InvalidArgumentError(
-          "PENSTOCK_NODE='{}' is not the number of a NUMA node", *text);
-    }
+    PENSTOCK_ASSIGN_OR_RETURN(node, CountIn("PENSTOCK_NODE", *text, 0));
   }
   if (node >= 0) (*request)["node"] = node;
   if (!HasSeveralNodes()) return OkStatus();
-  if (launch.rank != numbers.rank || launch.world_size != numbers.world_size) {
+  if (numbers.replicas == 1 && (launch.rank != numbers.rank ||
+                                launch.world_size != numbers.world_size)) {
     launch.local_rank =
         numbers.local_world_size == numbers.world_size ? numbers.rank : -1;
   }
@@ -237,7 +332,10 @@ void DescribePlacement(nlohmann::json* request) {
 StatusOr<AttachRequest> MakeAttachRequest(const AttachOptions& options,
                                           const Environment& environment) {
   PENSTOCK_RETURN_IF_ERROR(CheckNumbers(options));
-  const bool all_given = options.rank >= 0 && options.world_size > 0;
+  PENSTOCK_ASSIGN_OR_RETURN(const int64_t replicas,
+                            ReplicasOf(options, environment));
+  const bool all_given = options.rank >= 0 && options.world_size > 0 &&
+                         (replicas == 1 || options.replica >= 0);
   LaunchInfo launch;
   if (!all_given || options.local_world_size == 0 || options.job.empty()) {
     StatusOr<LaunchInfo> detected = DetectLaunch(environment);
@@ -248,7 +346,7 @@ StatusOr<AttachRequest> MakeAttachRequest(const AttachOptions& options,
     }
   }
   PENSTOCK_ASSIGN_OR_RETURN(const RankNumbers numbers,
-                            FindRankNumbers(options, launch));
+                            FindRankNumbers(options, launch, replicas));
   std::string job = options.job;
   if (job.empty()) job = environment("PENSTOCK_JOB").value_or(launch.job);
 
@@ -262,6 +360,11 @@ StatusOr<AttachRequest> MakeAttachRequest(const AttachOptions& options,
                  {"world_size", numbers.world_size},
                  {"local_world_size", numbers.local_world_size},
                  {"repeat_first", request.repeat_first}};
+  if (numbers.replicas > 1) {
+    request.job["replica"] = numbers.replica;
+    request.job["replicas"] = numbers.replicas;
+    request.job["local_replicas"] = numbers.local_replicas;
+  }
   if (!numbers.any_number) request.job["rank"] = numbers.rank;
   DescribeDelivery(options, &request.job);
   PENSTOCK_RETURN_IF_ERROR(

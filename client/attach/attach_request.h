@@ -22,6 +22,9 @@ struct AttachOptions {
   int64_t rank = -1;             // -1: the launcher's
   int64_t world_size = 0;        // 0: the launcher's
   int64_t local_world_size = 0;  // 0: the launcher's
+  int64_t replica = -1;          // -1: from the launcher's rank
+  int64_t replicas = 0;          // 0: PENSTOCK_REPLICAS, else 1
+  int64_t local_replicas = 0;    // 0: from the launcher's local world
   double timeout_s = 0;          // 0: none
   bool repeat_first = false;
   std::string delivery;       // "": split

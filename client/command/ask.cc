@@ -90,8 +90,10 @@ std::vector<std::string> NamingFields(const Json& answer) {
 class StatusTable {
  public:
   // of_job: fields of the job that name it, which have the first columns.
+  // without: a field that has no column.
   StatusTable(std::string_view object, std::string_view table,
-              const std::vector<std::string>& of_job)
+              const std::vector<std::string>& of_job,
+              std::string_view without = "")
       : table_({}) {
     std::vector<std::string> headings;
     for (const AnswerField& field : StatusObjectOf("job").fields) {
@@ -100,7 +102,10 @@ class StatusTable {
       headings.emplace_back(field.column);
     }
     for (const AnswerField& field : StatusObjectOf(object).fields) {
-      if (field.column.empty() || field.table != table) continue;
+      if (field.column.empty() || field.table != table ||
+          field.key == without) {
+        continue;
+      }
       fields_.push_back(&field);
       headings.emplace_back(field.column);
     }
@@ -200,9 +205,14 @@ void PrintStatus(const Json& answer) {
   const std::vector<std::string> of_job = NamingFields(answer);
   StatusTable reading("job", "reading", of_job);
   StatusTable caches("job", "cache", of_job);
-  StatusTable ranks("rank", "", of_job);
+  const Json& jobs = ArrayField(answer, "jobs");
+  const bool any_replicas =
+      std::any_of(jobs.begin(), jobs.end(), [](const Json& job) {
+        return CountField(job, "replicas").value_or(1) > 1;
+      });
+  StatusTable ranks("rank", "", of_job, any_replicas ? "" : "replica");
   StatusTable producers("producer", "", of_job);
-  for (const Json& job : ArrayField(answer, "jobs")) {
+  for (const Json& job : jobs) {
     // Where the broker's time goes, and each rank's.
     PrintOfJob(answer, job, TextField(FieldOf(job, "bottleneck"), "text"));
     reading.Add(job, job);

@@ -468,7 +468,10 @@ double LeastWaiting(const nlohmann::json& before, const nlohmann::json& after,
   std::optional<double> least;
   for (const nlohmann::json& rank : ArrayField(after, "ranks")) {
     for (const nlohmann::json& former : ArrayField(before, "ranks")) {
-      if (CountField(rank, "rank") != CountField(former, "rank")) continue;
+      if (FieldOf(rank, "rank") != FieldOf(former, "rank") ||
+          FieldOf(rank, "replica") != FieldOf(former, "replica")) {
+        continue;
+      }
       const double waited = (NumberField(rank, "wait_s").value_or(0) -
                              NumberField(former, "wait_s").value_or(0)) /
                             seconds;

@@ -19,6 +19,7 @@ constexpr int kRankMax = (1 << 20) - 1;
 struct ControlOptions : JobOptions {
   std::string save;
   uint64_t rank = 0;
+  std::optional<uint64_t> replica;
   bool now = false;
   std::vector<double> weights;  // none: they are shown
   std::optional<uint64_t> epoch;
@@ -50,8 +51,10 @@ StatusOr<int> SaveState(const ControlOptions& options) {
 StatusOr<int> Evict(const ControlOptions& options) {
   nlohmann::json request = options.Request("evict");
   request["rank"] = options.rank;
+  if (options.replica) request["replica"] = *options.replica;
   PENSTOCK_RETURN_IF_ERROR(CallBroker(options.socket, request).status());
-  Print(stdout, "rank {} of job '{}' is evicted\n", options.rank,
+  Print(stdout, "rank {}{} of job '{}' is evicted\n", options.rank,
+        options.replica ? Format(" (replica {})", *options.replica) : "",
         Printable(options.job));
   return 0;
 }
@@ -163,6 +166,10 @@ Subcommand AddEvict(Command parent) {
   evict.AddOption("RANK", &options->rank, "Number of the rank")
       .Required()
       .InRange(0, kRankMax);
+  evict
+      .AddOption("--replica", &options->replica,
+                 "Which of its processes; needed where a rank is several")
+      .Type("N");
   evict.SetFooter(R"(
 For a rank that hangs. Its next call returns an error. Its batches go to
 its replacement (split) or to the other ranks. The memory it may still

@@ -173,10 +173,11 @@ class Answer {
     for (const Json& rank : ArrayField(job, "ranks")) {
       if (ranks_ == kRanksExported) {
         ++ranks_left_out_;
-      } else if (Add("rank", rank,
-                     With(labels, NumberLabel("rank", rank, "rank")))) {
-        ++ranks_;
+        continue;
       }
+      std::string of_rank = With(labels, NumberLabel("rank", rank, "rank"));
+      of_rank = With(of_rank, NumberLabel("replica", rank, "replica"));
+      if (Add("rank", rank, std::move(of_rank))) ++ranks_;
     }
     for (const Json& each : ArrayField(job, "producers")) {
       Add("producer", each,

@@ -28,6 +28,7 @@ struct RunOptions {
   std::vector<std::string> datasets;
   std::optional<std::string> state;
   int ranks = 0;
+  int replicas = 1;
   bool tag_output = false;
   bool report = false;
   double grace_s = 10;
@@ -98,6 +99,10 @@ StatusOr<std::vector<SupervisedRank>> StartRanks(const RunOptions& options,
     } else {
       rank.name = Format("rank {}", i);
       AddRankVariables(i, options.ranks, port, &spec.environment);
+    }
+    if (options.replicas > 1) {
+      spec.environment.emplace_back("PENSTOCK_REPLICAS",
+                                    std::to_string(options.replicas));
     }
     // Several processes cannot share a terminal's input, nor a pipe's.
     if (shared_group == 0 && (i > 0 || isatty(STDIN_FILENO))) {
@@ -187,6 +192,11 @@ StatusOr<int> Run(const RunOptions& options) {
         "train.yaml --ranks 4 -- ./trainer`");
     return kExitUsage;
   }
+  if (options.ranks % options.replicas != 0) {
+    PrintError(Format("--ranks {} is no multiple of --replicas {}",
+                      options.ranks, options.replicas));
+    return kExitUsage;
+  }
   // Report a missing file before anything is started.
   std::vector<SpecFile> files;
   for (const std::string& name : options.datasets) {
@@ -223,6 +233,11 @@ Subcommand AddRun(Command parent, const std::vector<std::string>& words) {
       .Type("N")
       .Required()
       .InRange(0, kRanksMax);
+  run.AddOption("--replicas", &options->replicas,
+                "That many copies in turn are one rank and get the same "
+                "batches: sets PENSTOCK_REPLICAS")
+      .Type("N")
+      .InRange(1, kRanksMax);
   run.AddFlag("--prefix", &options->tag_output,
               "Write [rank N] in front of each line of output");
   run.AddFlag(

@@ -181,8 +181,8 @@ std::vector<std::string> Jobs(const TopSample& before, const TopSample& now,
                  ">READY", ">HELD", ">LAG", "STATE"});
     size_t at = 0;
     for (const Json& rank : ArrayField(job, "ranks")) {
-      const Json& rank_before =
-          Before(ArrayField(job_before, "ranks"), rank, at++, {"rank"});
+      const Json& rank_before = Before(ArrayField(job_before, "ranks"), rank,
+                                       at++, {"rank", "replica"});
       const std::optional<double> waits =
           growth.Of(rank_before, rank, "wait_s");
       const auto count = [&rank](const char* key) {
@@ -190,7 +190,9 @@ std::vector<std::string> Jobs(const TopSample& before, const TopSample& now,
         return number ? FormatCount(*number) : "-";
       };
       const std::optional<uint64_t> pid = CountField(rank, "pid");
-      ranks.AddRow({count("rank"), pid ? std::to_string(*pid) : "-",
+      const std::optional<uint64_t> replica = CountField(rank, "replica");
+      ranks.AddRow({count("rank") + (replica ? Format(".{}", *replica) : ""),
+                    pid ? std::to_string(*pid) : "-",
                     RateCell(growth.Of(rank_before, rank, "taken")),
                     BatchTime(rank), waits ? Percent(*waits) : "-",
                     count("ready"), count("held"), count("lag"),

@@ -593,18 +593,22 @@ class Reader {
                                   "reconnect_s",
                                   "node",
                                   "autostart",
+                                  "replica",
+                                  "replicas",
+                                  "local_replicas",
                                   nullptr};
     return Entry([&] {
       penstock_options options = PENSTOCK_OPTIONS_INIT;
       PyObject *dataset = Py_None, *socket = Py_None;
-      ParseKeywords(args, keywords, "|$OzzOzzzziiidpiippddip", names, &dataset,
-                    &options.spec, &options.job, &socket, &options.delivery,
-                    &options.lag, &options.on_rank_death, &options.state,
-                    &options.rank, &options.world_size,
-                    &options.local_world_size, &options.timeout_s,
-                    &options.repeat_first, &options.window, &options.consumers,
-                    &options.full_epoch, &options.per_host, &options.wait_s,
-                    &options.reconnect_s, &options.node, &options.autostart);
+      ParseKeywords(
+          args, keywords, "|$OzzOzzzziiidpiippddipiii", names, &dataset,
+          &options.spec, &options.job, &socket, &options.delivery, &options.lag,
+          &options.on_rank_death, &options.state, &options.rank,
+          &options.world_size, &options.local_world_size, &options.timeout_s,
+          &options.repeat_first, &options.window, &options.consumers,
+          &options.full_epoch, &options.per_host, &options.wait_s,
+          &options.reconnect_s, &options.node, &options.autostart,
+          &options.replica, &options.replicas, &options.local_replicas);
       options.dataset = BytesOrNull(dataset);
       options.socket = BytesOrNull(socket);
       options.spec_generated = 1;  // by penstock.Dataset
@@ -985,6 +989,8 @@ PyMethodDef kReaderMethods[] = {
 PyGetSetDef kReaderMembers[] = {
     Member("rank", &Reader::Get<penstock_rank>),
     Member("world_size", &Reader::Get<penstock_world_size>),
+    Member("replica", &Reader::Get<penstock_replica>),
+    Member("replicas", &Reader::Get<penstock_replicas>),
     Member("incarnation", &Reader::Get<penstock_incarnation>),
     Member("warning", &Reader::Get<penstock_warning>),
     Member("epoch", &Reader::Get<penstock_epoch>),

@@ -93,6 +93,8 @@ class RankReader {
   int fileno() const { return poll_.get(); }
   int64_t rank() const { return rank_; }
   int64_t world_size() const { return world_size_; }
+  int64_t replica() const { return replica_; }
+  int64_t replicas() const { return request_.value("replicas", int64_t{1}); }
   const std::string& job() const { return job_; }
   // With kAnySize where batches differ.
   const ElementSpec& element_spec() const { return element_spec_; }
@@ -192,6 +194,7 @@ class RankReader {
   int64_t rank_ = 0;       // the number this rank attached with
   int64_t plan_rank_ = 0;  // its rank index in the plan; shrink changes it
   int64_t world_size_ = 1;
+  int64_t replica_ = 0;
   uint64_t incarnation_ = 0;
   uint64_t token_ = 0;  // identifies the incarnation
   std::string warning_;

@@ -60,7 +60,8 @@ StatusOr<std::unique_ptr<RankReader>> RankReader::Attach(
       AddToEpoll(reader->poll_.get(), reader->retry_.get()));
   reader->socket_ = SocketPath(options.socket);
   if (options.autostart) {
-    const bool shared = request.job.at("local_world_size").get<int64_t>() > 1;
+    const bool shared = request.job.at("local_world_size").get<int64_t>() > 1 ||
+                        request.job.value("local_replicas", 1) > 1;
     PENSTOCK_ASSIGN_OR_RETURN(reader->socket_,
                               SocketOfAnyBroker(reader->socket_, shared));
   }
@@ -166,6 +167,7 @@ Status RankReader::ReadAnswer(Message answer, Session* session) {
     job_ = json.at("job").get<std::string>();
     dataset_ = json.at("dataset").get<std::string>();
     rank_ = plan_rank_ = json.at("rank").get<int64_t>();
+    replica_ = json.at("replica").get<int64_t>();
     world_size_ = request_.at("world_size").get<int64_t>();
     phase_ = json.at("phase").get<uint32_t>();
     if (phase_ > 0) {  // shrunk

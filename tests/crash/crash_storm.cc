@@ -79,7 +79,7 @@ void WriteLists(const std::string& folder) {
 }
 
 std::vector<JobKind> Kinds() {
-  std::vector<JobKind> kinds(11);
+  std::vector<JobKind> kinds(12);
   kinds[0].name = "split";
   kinds[0].delivery = "split";
   kinds[0].on_rank_death = "wait";
@@ -124,6 +124,10 @@ std::vector<JobKind> Kinds() {
   kinds[10].name = "buckets";
   kinds[10].lists = kListsFile;
   kinds[10].records = kLists;
+  kinds[11] = kinds[0];
+  kinds[11].name = "replicas";
+  kinds[11].ranks = 4;
+  kinds[11].replicas = 2;
   return kinds;
 }
 

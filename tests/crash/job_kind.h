@@ -16,7 +16,8 @@ struct JobKind {
   std::string lag;            // broadcast
   std::string on_rank_death;  // "": the mode's default
   int window = 0;             // broadcast
-  uint32_t ranks = 3;
+  uint32_t ranks = 3;         // processes
+  uint32_t replicas = 1;      // of them that are one rank
   uint64_t records = 0;
   uint64_t batch = 0;  // of all ranks together
   uint64_t epochs = 2;

@@ -1,6 +1,7 @@
 #include "tests/crash/judge.h"
 
 #include <algorithm>
+#include <iterator>
 #include <map>
 #include <set>
 #include <utility>
@@ -177,8 +178,17 @@ Verdict Judge(const JobKind& kind, const std::vector<RankLog>& logs) {
       JudgeReleases(own, &verdict);
     }
   } else {
-    JudgeRows(kind, all, "", &verdict);
-    JudgeReleases(all, &verdict);
+    for (uint32_t replica = 0; replica < kind.replicas; ++replica) {
+      std::vector<const RankLog*> some;
+      std::copy_if(all.begin(), all.end(), std::back_inserter(some),
+                   [&](const RankLog* log) {
+                     return log->rank % kind.replicas == replica;
+                   });
+      JudgeRows(kind, some,
+                kind.replicas > 1 ? Format("replica {} ", replica) : "",
+                &verdict);
+      JudgeReleases(some, &verdict);
+    }
   }
   return verdict;
 }

@@ -3,6 +3,7 @@
 //
 //   split, dynamic    every sample of every epoch was taken; unmarked once at
 //                     most; never again once it was released
+//   split, replicas   the same for the processes of each replica
 //   broadcast         every process by itself: no gap in what it took but those
 //                     that it was told of (lag: skip)
 //   broadcast, wait   and each rank as split and dynamic, since its place is

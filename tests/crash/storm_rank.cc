@@ -64,8 +64,11 @@ class StormRank {
     wanted.spec = options_.kind.Spec();
     wanted.job = options_.job;
     wanted.socket = options_.socket;
-    wanted.rank = static_cast<int>(options_.rank);
-    wanted.world_size = static_cast<int>(options_.kind.ranks);
+    const uint32_t replicas = options_.kind.replicas;
+    wanted.rank = static_cast<int>(options_.rank / replicas);
+    wanted.replica = static_cast<int>(options_.rank % replicas);
+    wanted.replicas = static_cast<int>(replicas);
+    wanted.world_size = static_cast<int>(options_.kind.ranks / replicas);
     wanted.local_world_size = wanted.world_size;
     wanted.timeout_s = kHang_s;
     wanted.delivery = options_.kind.delivery;
@@ -210,6 +213,7 @@ void StormRankOptions::AddTo(Command command) {
   command.AddOption("--on-rank-death", &kind.on_rank_death, "");
   command.AddOption("--window", &kind.window, "");
   command.AddOption("--ranks", &kind.ranks, "");
+  command.AddOption("--replicas", &kind.replicas, "");
   command.AddOption("--records", &kind.records, "");
   command.AddOption("--batch", &kind.batch, "");
   command.AddOption("--epochs", &kind.epochs, "");
@@ -240,6 +244,7 @@ std::vector<std::string> StormRankOptions::Arguments() const {
   add("--on-rank-death", kind.on_rank_death);
   add("--window", std::to_string(kind.window));
   add("--ranks", std::to_string(kind.ranks));
+  add("--replicas", std::to_string(kind.replicas));
   add("--records", std::to_string(kind.records));
   add("--batch", std::to_string(kind.batch));
   add("--epochs", std::to_string(kind.epochs));

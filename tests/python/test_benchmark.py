@@ -1,4 +1,4 @@
-"""The benchmark of the Python package runs and prints its tables."""
+"""The benchmarks in Python run and print their tables."""
 
 import importlib.util
 import json
@@ -6,8 +6,8 @@ import pathlib
 import subprocess
 import sys
 
-BENCHMARK = (pathlib.Path(__file__).parents[2] / "bench"
-             / "python_benchmark.py")
+BENCH = pathlib.Path(__file__).parents[2] / "bench"
+BENCHMARK = BENCH / "python_benchmark.py"
 
 
 def test_it_runs_and_prints_its_tables():
@@ -22,3 +22,19 @@ def test_it_runs_and_prints_its_tables():
     for table in tables:
         for row in table["rows"]:
             assert row["mean"] > 0 and row["ratio"] > 0, row
+
+
+def test_groups_are_measured():
+    ways = ["penstock", "each", *(["broadcast"] if importlib.util.find_spec("torch") else [])]
+    result = subprocess.run(
+        [sys.executable, str(BENCH / "groups_benchmark.py"), "--json", "--data", "tokens",
+         "--rows", "64", "--batch", "8", "--steps", "3", "--step-ms", "0", "--runs", "1",
+         "--ways", *ways], text=True, capture_output=True, timeout=300)
+    assert result.returncode == 0, result.stderr
+    found = {(replicas, way): runs[0] for replicas, way, runs in json.loads(result.stdout)}
+    assert set(found) == {(replicas, way) for replicas in (1, 2, 4, 8) for way in ways}
+    # All read what they say they read.
+    for (replicas, way), (read, cpu_s, mib, mean_ms, p99_ms) in found.items():
+        if way != "penstock":  # the broker reads ahead
+            assert read == (replicas if way == "each" else 1)
+        assert cpu_s >= 0 and mib > 0 and p99_ms > 0 and mean_ms > 0

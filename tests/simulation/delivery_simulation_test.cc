@@ -50,7 +50,8 @@ constexpr uint64_t kHalfFilled = ~uint64_t{0};
 struct Config {
   DeliveryOptions options;
   bool in_order = false;
-  uint32_t world = 2;
+  uint32_t world = 2;  // numbers: ranks times replicas
+  uint32_t replicas = 1;
   uint64_t records = 4;
   uint64_t batch = 2;  // global
   // `shard: file`: rows of each rank's files, which add up to records.
@@ -185,6 +186,7 @@ struct World {
   // Noted for the checks.
   std::deque<Returned> returned;    // in order
   std::set<uint64_t> marked_first;  // positions without a known holder
+  std::set<uint64_t> done;          // rows done when somebody left or died
   std::map<uint32_t, std::set<uint64_t>> steps;  // rank number -> positions
   std::map<uint32_t, uint64_t> missed;           // rank number -> skipped
   std::set<uint32_t> finished;                   // numbers
@@ -198,6 +200,31 @@ struct World {
 
   bool broadcast() const {
     return config.options.mode == DeliveryMode::kBroadcast;
+  }
+  uint32_t RankOf(uint32_t number) const { return number / config.replicas; }
+  // All replicas of some rank have released the row, or begun to.
+  bool Done(uint64_t row, bool wholly = false) const {
+    std::map<uint32_t, std::set<uint32_t>> by_rank;
+    for (const Returned& each : returned) {
+      if ((wholly ? each.settled : each.release_begun) &&
+          row - each.content.row < each.content.rows) {
+        by_rank[RankOf(each.number)].insert(each.number);
+      }
+    }
+    return std::any_of(by_rank.begin(), by_rank.end(), [this](const auto& of) {
+      return of.second.size() == config.replicas;
+    });
+  }
+  // Before somebody's batches go to others.
+  void NoteDone() {
+    if (config.replicas == 1) return;
+    for (Returned& each : returned) {
+      each.settled |=
+          each.released && !evicted_processes.contains(each.process);
+    }
+    for (uint64_t row = 0; row < config.records; ++row) {
+      if (Done(row, true)) done.insert(row);
+    }
   }
   // To be called at the end: whether some process may have been given the batch
   // at this position, because it died or was evicted in between.
@@ -241,7 +268,7 @@ struct World {
     spec.batch.size = config.batch;
     spec.epochs = 1;
     const bool split = config.options.mode == DeliveryMode::kSplit;
-    const uint32_t ranks_of_plan = split ? config.world : 1;
+    const uint32_t ranks_of_plan = split ? config.world / config.replicas : 1;
     std::unique_ptr<Order> order = AllRecords(config.records);
     if (!config.shards.empty()) {
       std::vector<Shard> shards;
@@ -294,11 +321,12 @@ class Broker {
     Delivery::Shape shape;
     shape.options = config.options;
     const bool split = config.options.mode == DeliveryMode::kSplit;
-    shape.world_size = split ? config.world : 1;
+    shape.world_size = split ? config.world / config.replicas : 1;
     shape.consumers_max = config.world;
+    shape.replicas = shape.local_replicas = config.replicas;
     shape.start_with = config.world;
     shape.in_order = config.in_order;
-    shape.lanes = split ? config.world : 1;
+    shape.lanes = shape.world_size;
     shape.slots_per_lane = config.slots;
     shape.leases = config.leases;
     shape.rows_max = config.batch;
@@ -401,7 +429,9 @@ class Broker {
         return;
       }
     }
+    world_.NoteDone();
     if (!delivery_->FinishRecovery(true).ok()) Fail();
+    NoteExpelled();
     SendRanksChanged();
   }
 
@@ -459,6 +489,7 @@ class Broker {
     run_.Observe(evict);
     if (evict) {
       evict_done_ = true;
+      world_.NoteDone();
       const std::optional<int> process = ProcessOf(0);
       if (process == 0) {
         for (Returned& each : world_.returned) each.settled = each.released;
@@ -468,6 +499,7 @@ class Broker {
       const Status status = process == 0 ? delivery_->Evict(0, "asked for")
                                          : NotFoundError("it is gone");
       if (status.ok()) world_.evicted = true;
+      NoteExpelled();
       if (!status.ok() && status.code() != StatusCode::kNotFound) Fail();
       SendRanksChanged();
     }
@@ -582,6 +614,7 @@ class Broker {
     gone_[rank] = true;
     if (!seat_[rank]) return;
     const bool is_rank = delivery_->RankAt(*seat_[rank]).has_value();
+    world_.NoteDone();
     const Status status = world_.left_orderly[rank]
                               ? delivery_->Leave(*seat_[rank])
                               : delivery_->Died(*seat_[rank]);
@@ -594,8 +627,18 @@ class Broker {
     seat_[rank].reset();
     retired_.push_back(attach_[rank]);
     if (!status.ok()) Fail();
+    NoteExpelled();
     SendRanksChanged();
     if (!delivery_->AnyAttached()) Deserted();
+  }
+
+  // Processes that go with another one of their rank.
+  void NoteExpelled() {
+    for (int rank = 0; rank < world_.ranks; ++rank) {
+      if (seat_[rank] && delivery_->GoesOnWithout(SessionOf(rank).number)) {
+        world_.evicted_processes.insert(rank);
+      }
+    }
   }
 
   // As in JobTable: an incarnation whose data are all delivered is given up,
@@ -747,13 +790,7 @@ class Broker {
                         return row - range.position < range.rows;
                       });
       if (owed || (row < plan_.start().position && !owed_before)) continue;
-      const bool done =
-          std::any_of(world_.returned.begin(), world_.returned.end(),
-                      [&](const Returned& each) {
-                        return each.release_begun &&
-                               row - each.content.row < each.content.rows;
-                      });
-      run_.Check(done, "the state passes over row {}", row);
+      run_.Check(world_.Done(row), "the state passes over row {}", row);
     }
   }
 
@@ -977,17 +1014,26 @@ class Rank {
                "the slot of the batch at {} holds {:x}", cell.position, word);
     const bool marked = (cell.flags & kRedelivered) != 0;
     bool came_before = false;
+    for (uint64_t row = content.row; row < content.row + content.rows; ++row) {
+      run_.Check(world_.done.count(row) == 0,
+                 "row {} comes again, which all replicas released", row);
+    }
     // Checks D3, and that done batches stay done.
     for (const Returned& before : world_.returned) {
+      const bool same_rank =
+          world_.RankOf(before.number) == world_.RankOf(number_);
       const bool same =
           world_.broadcast()
               ? before.number == number_ &&
                     before.content.position == content.position
-              : before.content.row < content.row + content.rows &&
+              : (before.number == number_ || !same_rank) &&
+                    before.content.row < content.row + content.rows &&
                     content.row < before.content.row + before.content.rows;
       if (!same) continue;
       came_before = true;
       run_.Check(marked, "rows from {} on come again, unmarked", content.row);
+      // Other replicas of that rank may not have released it.
+      if (!same_rank && world_.config.replicas > 1) continue;
       run_.Check(!before.released ||
                      (world_.evicted_processes.contains(before.process) &&
                       !before.settled),
@@ -1126,13 +1172,7 @@ void CheckEnd(World& world) {
         std::none_of(config.start.owed.begin(), config.start.owed.end(), has)) {
       continue;
     }
-    const bool done =
-        std::any_of(world.returned.begin(), world.returned.end(),
-                    [&](const Returned& each) {
-                      return each.release_begun &&
-                             row - each.content.row < each.content.rows;
-                    });
-    run.Check(done, "row {} is lost", row);
+    run.Check(world.Done(row), "row {} is lost", row);
   }
   if (config.options.mode == DeliveryMode::kSplit && !shrink) {
     for (const uint32_t number : numbers) {
@@ -1491,6 +1531,118 @@ TEST_F(DeliverySimulationTest, ShrinkTwiceAndDeathOfTheBroker) {
   NeverFailsAtRandom("shrink twice", config, 2'000, 2);
   config.instances = 2;
   NeverFailsAtRandom("shrink twice, broker dies", config, 4'000, 3);
+}
+
+// ---- split, ranks of two replicas
+
+Config Replicas(uint32_t ranks) {
+  Config config;
+  config.world = 2 * ranks;
+  config.replicas = 2;
+  config.batch = ranks;
+  config.records = 3 * ranks;
+  // All may hold different batches while they wait for the next.
+  config.slots = 3;
+  return config;
+}
+
+TEST_F(DeliverySimulationTest, ReplicasTakeTheSameBatches) {
+  Config config = Replicas(1);
+  config.records = 2;
+  NeverFails("replicas", config, {.preemptions_max = 1});
+  config = Replicas(2);
+  config.records = 5;  // the last step has nothing for rank 1
+  config.hold = 2;
+  NeverFailsAtRandom("replicas, short last step", config, 1'000, 0);
+  config.in_order = true;
+  config.late = 1;
+  NeverFailsAtRandom("replicas, in order, one late", config, 2'000, 0);
+}
+
+TEST_F(DeliverySimulationTest, ReplicaThatDiesOrIsEvictedIsReplaced) {
+  Config config = Replicas(1);
+  config.records = 2;
+  config.may_die = 1;
+  config.replacements = 1;
+  NeverFails("replicas, one dies", config,
+             {.deaths_max = 1, .preemptions_max = 0});
+  config = Replicas(2);
+  config.may_die = 2;
+  config.replacements = 1;
+  config.hold = 2;
+  NeverFailsAtRandom("replicas, one dies", config, 3'000, 1);
+  config.evict = true;
+  config.may_die = 1;
+  NeverFailsAtRandom("replicas, eviction and death", config, 3'000, 1);
+}
+
+// More batches of its predecessor than it may hold at once.
+TEST_F(DeliverySimulationTest, ReplicaThatDiesLeavesMoreThanItsLeases) {
+  Config config = Replicas(1);
+  config.leases = 1;
+  config.slots = 4;
+  config.records = 5;
+  config.may_die = 2;
+  config.replacements = 2;
+  NeverFailsAtRandom("replicas, one lease", config, 3'000, 2);
+}
+
+TEST_F(DeliverySimulationTest, ReplicasGoOnAfterADeathOfTheBroker) {
+  Config config = Replicas(1);
+  config.instances = 2;
+  config.records = 2;
+  NeverFails("replicas, broker dies", config,
+             {.deaths_max = 1, .preemptions_max = 0});
+  config = Replicas(2);
+  config.instances = 2;
+  config.hold = 2;
+  NeverFailsAtRandom("replicas, broker dies", config, 3'000, 1);
+  config.may_die = 1;
+  config.replacements = 1;
+  NeverFailsAtRandom("replicas, both die", config, 6'000, 2);
+  config.late = 1;
+  NeverFailsAtRandom("replicas, one late, both die", config, 4'000, 2);
+  config.late = 0;
+  config.impatient = true;
+  NeverFailsAtRandom("replicas, asks early, both die", config, 4'000, 2);
+  config.impatient = false;
+  config.evict = true;
+  NeverFailsAtRandom("replicas, eviction, both die", config, 4'000, 2);
+}
+
+TEST_F(DeliverySimulationTest, ReplicasAndTwoDeathsOfTheBroker) {
+  Config config = Replicas(1);
+  config.may_die = 2;
+  config.replacements = 2;
+  config.hold = 2;
+  config.instances = 3;
+  NeverFailsAtRandom("replicas, two brokers die", config, 6'000, 4);
+}
+
+TEST_F(DeliverySimulationTest, ReplicasOweStepsWhenOneAndTheBrokerDie) {
+  Config config = Replicas(2);
+  config.records = 6;
+  config.start = {4, {{0, 2, true}, {2, 1, false}}};
+  NeverFailsAtRandom("replicas, owed", config, 1'000, 0);
+  config.instances = 2;
+  config.may_die = 1;
+  config.replacements = 1;
+  NeverFailsAtRandom("replicas, owed, both die", config, 4'000, 2);
+}
+
+TEST_F(DeliverySimulationTest, ShrinkByARankOfReplicasLosesNothing) {
+  Config config = Replicas(2);
+  config.options.on_rank_death = OnRankDeath::kShrink;
+  // When the others have finished, it waits for a replacement.
+  config.may_die = 1;
+  config.replacements = 1;
+  config.hold = 2;
+  config.records = 6;
+  NeverFailsAtRandom("replicas, shrink", config, 4'000, 1);
+  config.instances = 2;
+  NeverFailsAtRandom("replicas, shrink, both die", config, 6'000, 2);
+  config.evict = true;
+  NeverFailsAtRandom("replicas, shrink, eviction, both die", config, 6'000, 2);
 }
 
 // ---- dynamic

@@ -18,9 +18,11 @@ constexpr uint64_t kSteps = 4;  // of an epoch, of one row each
 
 class DeliveryJoinTest : public testing::Test {
  protected:
-  void Begin(DeliveryMode mode, std::optional<uint64_t> epochs = 3) {
+  void Begin(DeliveryMode mode, std::optional<uint64_t> epochs = 3,
+             uint32_t replicas = 1) {
     Delivery::Shape shape;
     shape.options.mode = mode;
+    shape.replicas = shape.local_replicas = replicas;
     shape.options.window = 1;
     shape.consumers_max = 2;
     shape.leases = 2;
@@ -144,6 +146,49 @@ TEST_F(DeliveryJoinTest, AClaimThatIsImpossibleIsBounded) {
   EXPECT_LE(joined.position, Plan::kTotalRowsMax);
   EXPECT_LE(delivery_->FirstNotOpened(), Plan::kTotalRowsMax + kSteps);
   EXPECT_LE(delivery_->State().position, Plan::kTotalRowsMax + kSteps);
+}
+
+// Slots are free when the last one has released.
+TEST_F(DeliveryJoinTest, ReplicasGetEachBatchAndOneSlotForBoth) {
+  Begin(DeliveryMode::kSplit, 3, 2);
+  Attach(0);
+  EXPECT_FALSE(Take(0)) << "the other one would miss it";
+  EXPECT_EQ(delivery_->Missing(), std::vector<uint32_t>{1});
+  Attach(1);
+  for (uint64_t step = 0; step < 3; ++step) {
+    const std::optional<Cell> first = Take(0);
+    const std::optional<Cell> second = Take(1);
+    ASSERT_TRUE(first && second);
+    EXPECT_EQ(first->position, step);
+    EXPECT_EQ(second->slot_offset, first->slot_offset);
+    ReleaseOf(0, *first);
+    EXPECT_EQ(delivery_->State().position, step);
+    ReleaseOf(1, *second);
+    EXPECT_EQ(delivery_->State().position, step + 1);
+  }
+}
+
+TEST_F(DeliveryJoinTest, AReplicaThatIsReplacedGetsWhatItLackedAlone) {
+  Begin(DeliveryMode::kSplit, 3, 2);
+  Attach(0);
+  Attach(1);
+  const std::optional<Cell> held = Take(0);
+  const std::optional<Cell> released = Take(1);
+  ASSERT_TRUE(held && released);
+  ReleaseOf(1, *released);
+  ASSERT_TRUE(delivery_->Died(seats_[0]).ok());
+  Make();
+  const Delivery::Joined joined = Attach(0);
+  EXPECT_TRUE(joined.replaces);
+  ASSERT_EQ(joined.owed.size(), 1u);
+  EXPECT_EQ(joined.owed[0].rows, (RowRange{0, 1, true}));
+  const std::optional<Cell> again = Take(0);
+  const std::optional<Cell> next = Take(1);
+  ASSERT_TRUE(again && next);
+  EXPECT_EQ(again->position, 0u);
+  EXPECT_TRUE(again->flags & kRedelivered);
+  EXPECT_EQ(next->position, 1u);
+  EXPECT_FALSE(next->flags & kRedelivered);
 }
 
 }  // namespace penstock::delivery_join_test

@@ -26,12 +26,30 @@ class TensorSpec(NamedTuple):
 
 
 class Features(Dict[str, TensorSpec]):
-    """The features of a job by name, in the order of its spec."""
+    """The features of a job by name, in the order of its spec.
 
-    def __init__(self, specs: Dict[str, TensorSpec]):
+    Args:
+      names: only these, and the lengths of those that are lists; None: all. KeyError
+        lists the names.
+    """
+
+    def __init__(self, specs: Dict[str, TensorSpec],
+                 names: Optional[Sequence[str]] = None):
         super().__init__(specs)
         self._found = {name: (spec, index)
                        for index, (name, spec) in enumerate(specs.items())}
+        if names is None:
+            return
+        wanted = set(self.chosen(names))
+        wanted.update(filter(None, map(self.length_of, names)))
+        for name in specs:
+            if name not in wanted:
+                del self[name], self._found[name]
+
+    def places(self) -> Iterator[Tuple[str, int]]:
+        """Each name and its index among all features of the job."""
+        for name, (_, index) in self._found.items():
+            yield name, index
 
     def find(self, name: str) -> Tuple[TensorSpec, int]:
         """The feature and its index; KeyError lists the names."""
@@ -215,7 +233,7 @@ class Batch(Mapping[str, np.ndarray]):
 
         check_lists(lists)
         tensors = {name: torch.from_dlpack(self._exporter(index))
-                   for index, name in enumerate(self._features)}
+                   for name, index in self._features.places()}
         if lists == "bound":
             return tensors
         of_lists = {}
@@ -244,7 +262,7 @@ class Batch(Mapping[str, np.ndarray]):
         import jax
 
         arrays = {}
-        for index, name in enumerate(self._features):
+        for name, index in self._features.places():
             if self._features[name].dtype in ("int64", "float64") and not (
                     jax.config.jax_enable_x64):
                 arrays[name] = jax.numpy.asarray(self[name])
@@ -258,7 +276,7 @@ class Batch(Mapping[str, np.ndarray]):
 
         return {name: tf.experimental.dlpack.from_dlpack(
                     self._exporter(index).__dlpack__())
-                for index, name in enumerate(self._features)}
+                for name, index in self._features.places()}
 
     # ---- where it comes from
 

@@ -60,6 +60,13 @@ class Ranks(NamedTuple):
     local_world_size: int
     launch: str  # a name, the same for all of them
 
+    def environment(self) -> Dict[str, str]:
+        """The variables of a launcher that would number them."""
+        return {"PENSTOCK_RANK": str(self.rank),
+                "PENSTOCK_WORLD_SIZE": str(self.world_size),
+                "PENSTOCK_LOCAL_WORLD_SIZE": str(self.local_world_size),
+                "MASTER_ADDR": self.launch, "MASTER_PORT": "0"}
+
 
 def warn(text: str) -> None:
     """At the line that called this package."""
@@ -78,11 +85,7 @@ def own_socket(ranks: Optional[Ranks] = None) -> str:
         os.environ.setdefault("PENSTOCK_PYTHON", sys.executable)
     if os.environ.get("PENSTOCK_SOCKET"):
         return os.environ["PENSTOCK_SOCKET"]
-    with environment({} if ranks is None else {
-            "PENSTOCK_RANK": str(ranks.rank),
-            "PENSTOCK_WORLD_SIZE": str(ranks.world_size),
-            "PENSTOCK_LOCAL_WORLD_SIZE": str(ranks.local_world_size),
-            "MASTER_ADDR": ranks.launch, "MASTER_PORT": "0"}):
+    with environment({} if ranks is None else ranks.environment()):
         # What is needed next is imported while the broker starts.
         imports = threading.Thread(target=importlib.import_module, args=["cloudpickle"])
         imports.start()

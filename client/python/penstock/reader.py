@@ -110,8 +110,10 @@ class Reader:
     when the rank was evicted, fenced or stopped.
     """
 
-    def __init__(self, core: _core.Reader, delivery: str):
+    def __init__(self, core: _core.Reader, delivery: str,
+                 features: Optional[Sequence[str]] = None):
         self._core = core
+        self._chosen = features
         self._delivery = delivery
         self._ended = False
         self._closed = False
@@ -122,7 +124,7 @@ class Reader:
     def _read_spec(self) -> None:
         self._features = Features({
             name: TensorSpec(shape, dtype)
-            for name, dtype, shape in self._core.element_spec()})
+            for name, dtype, shape in self._core.element_spec()}, self._chosen)
 
     # ---- batches
 
@@ -224,6 +226,16 @@ class Reader:
     def world_size(self) -> int:
         """Ranks of the job; with ``on_rank_death="shrink"``, those that are left."""
         return self._core.world_size
+
+    @property
+    def replica(self) -> int:
+        """The number of this process among those that are its rank."""
+        return self._core.replica
+
+    @property
+    def replicas(self) -> int:
+        """Processes that are one rank: each gets the same batches."""
+        return self._core.replicas
 
     @property
     def incarnation(self) -> int:
@@ -439,6 +451,10 @@ def attach(dataset: Union[Path, Dataset, None, Callable[[InputContext], Any]] = 
            delivery: str = "split",
            state: Optional[State] = None,
            local_world_size: Optional[int] = None,
+           replica: Optional[int] = None,
+           replicas: Optional[int] = None,
+           local_replicas: Optional[int] = None,
+           features: Optional[Sequence[str]] = None,
            on_rank_death: Optional[str] = None,
            lag: Optional[str] = None,
            window: Optional[int] = None,
@@ -464,6 +480,15 @@ def attach(dataset: Union[Path, Dataset, None, Callable[[InputContext], Any]] = 
       rank, world_size, local_world_size: global rank and number of ranks, and the
         number on this host. None: from the launcher (penstock run, Horovod,
         torchrun, OpenMPI, Slurm, TF_CONFIG), else rank 0 of 1.
+      replica, replicas, local_replicas: split, where several processes are one rank,
+        such as the tensor, pipeline and context parallel ones of a data-parallel
+        number: how many they are, which of them this is, and how many of them are on
+        this host. Each gets all of the rank's batches, made once for a host. rank,
+        world_size and local_world_size then count groups of these. ``replicas`` alone:
+        they follow one another in the launcher's ranks; ``penstock.parallel`` finds
+        the numbers of other layouts. None: PENSTOCK_REPLICAS, else 1.
+      features: the names of those that a batch has, with the lengths of lists; the
+        memory is shared, so the others cost nothing. None: all.
       job: its name. None: PENSTOCK_JOB, the launcher's run id, else "default".
       delivery: "split": a global batch is divided over the ranks; "dynamic":
         each batch to the next rank that has none; "broadcast": each batch to
@@ -514,6 +539,9 @@ def attach(dataset: Union[Path, Dataset, None, Callable[[InputContext], Any]] = 
         rank=number("rank", rank, 0, -1),
         world_size=number("world_size", world_size, 1, 0),
         local_world_size=number("local_world_size", local_world_size, 1, 0),
+        replica=number("replica", replica, 0, -1),
+        replicas=number("replicas", replicas, 1, 0),
+        local_replicas=number("local_replicas", local_replicas, 1, 0),
         timeout_s=seconds("timeout_s", timeout_s),
         repeat_first=bool(repeat_first), window=number("window", window, 0, 0),
         consumers=number("consumers", consumers, 0, 0), full_epoch=bool(full_epoch),
@@ -524,9 +552,10 @@ def attach(dataset: Union[Path, Dataset, None, Callable[[InputContext], Any]] = 
     if autostart and sys.executable:  # its Python functions are to be run by this interpreter
         os.environ.setdefault("PENSTOCK_PYTHON", sys.executable)
     if callable(dataset):
-        _, ranks, this, _ = _core.launch()
-        ranks = options["world_size"] or ranks
-        this = this if rank is None else options["rank"]
+        _, processes, this, _ = _core.launch()
+        each = options["replicas"] or int(os.environ.get("PENSTOCK_REPLICAS", 1))
+        ranks = options["world_size"] or processes // each
+        this = this // each if rank is None else options["rank"]
         made: Union[Path, Dataset, None] = dataset(InputContext(ranks, this, ranks))
     else:
         made = dataset
@@ -537,6 +566,10 @@ def attach(dataset: Union[Path, Dataset, None, Callable[[InputContext], Any]] = 
             "dataset", made,
             "a penstock.Dataset, the path of a spec file or a registered name")
     core = _core.Reader(**options)
-    if core.rank == 0 and core.warning:  # once for all ranks
+    if core.rank == core.replica == 0 and core.warning:  # once for all ranks
         warnings.warn(core.warning, stacklevel=2)
-    return Reader(core, delivery)
+    try:
+        return Reader(core, delivery, features)
+    except (KeyError, TypeError):  # of features
+        core.close()
+        raise

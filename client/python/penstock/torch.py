@@ -214,11 +214,9 @@ class DataLoader(data.IterableDataset):  # type: ignore[misc]
     def _attach(self) -> Reader:
         ranks = ranks_of(self._options)
         source, options = self._rows.source(dict(self._options), ranks)
-        if ranks is not None:
-            options.update(rank=ranks.rank, world_size=ranks.world_size,
-                           local_world_size=ranks.local_world_size)
+        numbers = {} if ranks is None else ranks.environment()
         try:
-            with self._rows.raising():
+            with self._rows.raising(), map_style.environment(numbers):
                 reader = attach(source, **options)
         except errors.DeadlineExceeded as error:
             if not getattr(self, "timeout", 0):
@@ -234,7 +232,8 @@ class DataLoader(data.IterableDataset):  # type: ignore[misc]
             reader.close()
             raise
         self._reader = reader
-        self._ranks_known = reader.world_size > 1 or "world_size" in options
+        self._ranks_known = (reader.world_size * reader.replicas > 1
+                             or "world_size" in options)
         return reader
 
     def _steps(self) -> Optional[int]:
@@ -360,7 +359,7 @@ class DataLoader(data.IterableDataset):  # type: ignore[misc]
     def _go_to(self, reader: Reader, state: State) -> None:
         """Every rank goes there. The first one that does takes the batches that are
         under way from the others, so it waits until they have come here."""
-        if 1 < reader.world_size == group_size():
+        if 1 < reader.world_size * reader.replicas == group_size():
             with meeting():
                 distributed.barrier()
         reader.load_state_dict(state)

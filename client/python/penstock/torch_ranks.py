@@ -30,7 +30,12 @@ def world_size_of(options: Dict[str, Any]) -> int:
     if options.get("world_size") is not None:
         return int(options["world_size"])
     launched = _core.launch()[1]
-    return launched if launched > 1 else group_size()
+    return (launched if launched > 1 else group_size()) // replicas_of(options)
+
+
+def replicas_of(options: Dict[str, Any]) -> int:
+    """Processes that are one rank."""
+    return int(options.get("replicas") or os.environ.get("PENSTOCK_REPLICAS") or 1)
 
 
 def group_size() -> int:
@@ -48,7 +53,8 @@ def own_rank() -> int:
 
 def is_alone(options: Dict[str, Any]) -> bool:
     """It has all rows to itself, though there are other ranks."""
-    return options.get("world_size") == 1 < max(_core.launch()[1], group_size())
+    return (options.get("world_size") == 1 < max(_core.launch()[1], group_size())
+            and replicas_of(options) == 1)
 
 
 @contextlib.contextmanager

@@ -1,0 +1,219 @@
+"""Where a process is among the ranks of a job whose model is parallel, too: processes
+of one data-parallel number are one rank (its replicas), and each gets its batches.
+
+    layout = penstock.parallel.of_mesh(mesh)     # of torch.distributed, dp and tp
+    layout = penstock.parallel.of_megatron()     # megatron.core.parallel_state
+    layout = penstock.parallel.of_sizes(pp=2, dp=2, tp=2)  # the outermost first
+    with penstock.attach("train.yaml", **layout.options()) as reader:
+        ...
+
+``slice_of`` is a context-parallel process's part of a batch's sequences.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import itertools
+import math
+import os
+from typing import Any, Dict, Optional, Sequence, Tuple
+
+import numpy as np
+
+from penstock import _core
+
+# Names of the dimensions of a mesh that are data parallel: torchtitan's and others'.
+DATA = ("dp", "dp_replicate", "dp_shard", "fsdp", "data", "batch")
+
+# A rank and a replica.
+Place = Tuple[int, int]
+
+
+@dataclasses.dataclass(frozen=True)
+class Layout:
+    """The numbers of this process that ``penstock.attach`` takes."""
+
+    rank: int
+    world_size: int
+    replica: int
+    replicas: int
+    local_world_size: int  # ranks of this host
+    local_replicas: int  # processes of this host that are one of these
+
+    def options(self) -> Dict[str, int]:
+        """As arguments of ``penstock.attach`` and ``penstock.torch.DataLoader``."""
+        return dataclasses.asdict(self)
+
+
+def of_mesh(mesh: Any, data: Optional[Sequence[str]] = None) -> Layout:
+    """Of a DeviceMesh of ``torch.distributed`` that has all processes.
+
+    Args:
+      data: the names of its data-parallel dimensions. None: those of ``DATA`` that it
+        has. All others are replicas.
+
+    Raises:
+      ValueError: it has no such names, or not all processes.
+    """
+    names = mesh.mesh_dim_names
+    if not names:
+        raise ValueError("the mesh's dimensions have no names: give init_device_mesh "
+                         "`mesh_dim_names`")
+    if isinstance(data, str):
+        raise TypeError(f"data: wanted names, ({data!r},), got a text")
+    missing = [name for name in data or () if name not in names]
+    if missing:
+        raise ValueError(f"data: the mesh has no dimension {missing[0]!r}; it has "
+                         f"{', '.join(names)}")
+    chosen = [name in (DATA if data is None else data) for name in names]
+    grid = np.asarray(mesh.mesh)
+    return _of_grid(grid, chosen, "the mesh " + " × ".join(
+        f"{name} {size}" for name, size in zip(names, grid.shape)))
+
+
+def of_sizes(data: Sequence[str] = DATA, **sizes: int) -> Layout:
+    """Of a mesh of these sizes, the outermost first, whose processes are numbered as
+    the launcher's ranks are: ``of_sizes(pp=2, dp=2, tp=2)``.
+
+    Raises:
+      ValueError: their product is not the number of processes.
+    """
+    for name, size in sizes.items():
+        if size < 1:
+            raise ValueError(f"{name} is {size}; wanted 1 or more")
+    grid = np.arange(math.prod(sizes.values())).reshape(tuple(sizes.values()))
+    return _of_grid(grid, [name in data for name in sizes], " × ".join(
+        f"{name} {size}" for name, size in sizes.items()) or "an empty mesh")
+
+
+def of_torchtitan(dims: Any) -> Layout:
+    """Of torchtitan's ParallelDims.
+
+    Raises:
+      ValueError: their product is not the number of processes.
+    """
+    names = ("pp", "dp_replicate", "dp_shard", "cp", "tp")
+    return of_sizes(**{name: getattr(dims, name) for name in names})
+
+
+def of_megatron(parallel_state: Any = None, order: str = "tp-cp-ep-dp-pp") -> Layout:
+    """Of Megatron, once its model parallel groups are initialised.
+
+    Args:
+      parallel_state: None: ``megatron.core.parallel_state``.
+      order: as ``initialize_model_parallel`` was given it, the innermost first. It
+        says which processes are on this host.
+
+    Raises:
+      ValueError: it is not initialised, or its numbers are not those of this order.
+    """
+    if parallel_state is None:
+        parallel_state = importlib.import_module("megatron.core.parallel_state")
+    state = parallel_state
+    if not state.model_parallel_is_initialized():
+        raise ValueError("megatron.core.parallel_state is not initialised: call "
+                         "initialize_model_parallel first")
+    numbers = {
+        "tp": (state.get_tensor_model_parallel_rank(),
+               state.get_tensor_model_parallel_world_size()),
+        "cp": (state.get_context_parallel_rank(),
+               state.get_context_parallel_world_size()),
+        "dp": (state.get_data_parallel_rank(), state.get_data_parallel_world_size()),
+        "pp": (state.get_pipeline_model_parallel_rank(),
+               state.get_pipeline_model_parallel_world_size())}
+    # Experts are parallel over processes that have dense layers' numbers, too.
+    inner = [name for name in order.split("-") if name in numbers]
+    if sorted(inner) != sorted(numbers):
+        raise ValueError(f"order: wanted tp, cp, dp and pp, separated by '-', got {order!r}")
+    outer = inner[::-1]
+    layout = of_sizes(**{name: numbers[name][1] for name in outer})
+    of_dp = layout.rank, numbers["dp"][0]
+    place = [numbers[name] for name in outer if name != "dp"]
+    replica = 0
+    for number, size in place:
+        replica = replica * size + number
+    if of_dp[0] != of_dp[1] or layout.replica != replica:
+        raise ValueError(
+            f"megatron: this process has data parallel rank {of_dp[1]}, and rank "
+            f"{of_dp[0]} in the order {order!r}: give the order that "
+            "initialize_model_parallel was given")
+    return layout
+
+
+def slice_of(sequences: Any, number: int, size: int, *, dim: int = 1,
+             order: str = "contiguous", join: bool = False) -> Any:
+    """The part of a batch's sequences for one of ``size`` context-parallel processes.
+
+    Args:
+      sequences: an array or a tensor, such as ``batch["tokens"]``.
+      dim: the dimension of the sequence.
+      order: "contiguous", the part with this number: a view; "zigzag": of twice as
+        many parts the one with this number and the one as far from the end, so that
+        causal attention costs all processes the same: a pair of views.
+      join: of a zigzag, both in one array, a copy.
+
+    Raises:
+      ValueError: the sequence cannot be divided evenly, or there is no such number.
+    """
+    if order not in ("contiguous", "zigzag"):
+        raise ValueError(f"order: wanted 'contiguous' or 'zigzag', got {order!r}")
+    if not 0 <= number < size:
+        raise ValueError(f"number {number} of {size} context-parallel processes: they count "
+                         f"from 0 to {size - 1}")
+    dim = range(sequences.ndim)[dim]
+    length = sequences.shape[dim]
+    parts = size if order == "contiguous" else 2 * size
+    if length % parts:
+        raise ValueError(f"a sequence of {length} is not divisible by {parts}: {order} for "
+                         f"{size} context-parallel processes")
+
+    def part(at: int) -> Any:
+        step = length // parts
+        return sequences[(slice(None),) * dim + (slice(at * step, (at + 1) * step),)]
+
+    if order == "contiguous":
+        return part(number)
+    views = part(number), part(parts - 1 - number)
+    if not join:
+        return views
+    if isinstance(sequences, np.ndarray):
+        return np.concatenate(views, dim)
+    return importlib.import_module("torch").cat(views, dim)
+
+
+def _of_grid(grid: np.ndarray, is_data: Sequence[bool], what: str) -> Layout:
+    """grid: the number of the process at each place of a mesh."""
+    processes, this, local = _launch()
+    if sorted(grid.flat) != list(range(processes)):
+        hint = ("" if processes % grid.size else
+                ": give the whole mesh, not a part of it, with the dimensions of all")
+        raise ValueError(f"{what} has {grid.size} of {processes} processes{hint}")
+    data = [axis for axis, chosen in enumerate(is_data) if chosen]
+    others = [axis for axis, chosen in enumerate(is_data) if not chosen]
+    ranks = math.prod(grid.shape[axis] for axis in data)
+    # By rank and replica: the process.
+    table = grid.transpose(data + others).reshape(ranks, -1)
+    places: Dict[int, Place] = {
+        int(table[at]): at for at in itertools.product(*map(range, table.shape))}
+    first = this // local * local
+    here = [places[process] for process in range(first, min(first + local, processes))]
+    here_ranks = {rank for rank, _ in here}
+    replicas = len(here) // len(here_ranks)
+    if any(sum(rank == each for each, _ in here) != replicas for rank in here_ranks):
+        raise ValueError(
+            f"{what}: of the {len(here)} processes of this host, some ranks have more replicas "
+            "than others: let the sizes divide the processes of a host, or these them")
+    return Layout(places[this][0], ranks, places[this][1], table.shape[1],
+                  len(here_ranks), replicas)
+
+
+def _launch() -> Tuple[int, int, int]:
+    """The number of processes, of this one, and how many are on its host."""
+    name, processes, this, local = _core.launch()
+    if name == "none":
+        distributed = importlib.import_module("torch.distributed")
+        if distributed.is_available() and distributed.is_initialized():
+            processes, this = distributed.get_world_size(), distributed.get_rank()
+            local = int(os.environ.get("LOCAL_WORLD_SIZE", processes))
+    return processes, this, local
