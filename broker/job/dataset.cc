@@ -7,6 +7,7 @@
 
 #include "broker/declare/spec_path.h"
 #include "broker/index/fingerprint.h"
+#include "broker/index/in_parallel.h"
 #include "broker/job/made_numbers.h"
 #include "broker/plan/mix.h"
 #include "broker/plan/orders.h"
@@ -42,7 +43,11 @@ std::string DatasetKey(const DatasetSpec& spec) {
   const bool buckets = spec.batch.buckets.has_value();
   if (buckets) key += json.at("batch").at("buckets").dump();
   if (!spec.batch.by_part.empty()) key += json.at("batch").dump();
-  if (has_file || (buckets && !spec.select.empty())) {
+  if (spec.batch.pack) {
+    key += "pack" + json.at("batch").at("pack").dump();
+    if (spec.shuffle) key += json.at("shuffle").dump();
+  }
+  if (has_file || ((buckets || spec.batch.pack) && !spec.select.empty())) {
     return key + json.at("select").dump();
   }
   // Columns are read when a dataset is opened.
@@ -63,6 +68,7 @@ bool Dataset::Changed() const {
 uint64_t Dataset::memory_bytes() const {
   uint64_t bytes = source->memory_bytes() + selection.memory_bytes();
   for (const auto& file : files) bytes += file->memory_bytes();
+  if (packing) bytes += packing->memory_bytes();
   return bytes + (buckets ? buckets->memory_bytes() : 0);
 }
 
@@ -75,6 +81,13 @@ bool Dataset::ShapesDiffer() const {
 
 void Dataset::DescribeRows(nlohmann::json* answer) const {
   (*answer)["element_spec"] = ElementSpecToJson(element_spec());
+  if (packing != nullptr) {
+    const Packing::Totals& totals = packing->totals();
+    (*answer)["packing"] = {
+        {"documents", totals.documents}, {"items", totals.items},
+        {"left_out", totals.left_out},   {"cut_off", totals.cut_off},
+        {"fill", packing->fill()},       {"in_sequence", totals.in_sequence}};
+  }
   if (!ShapesDiffer()) return;
   nlohmann::json& parts = (*answer)["element_spec_by_part"];
   for (uint32_t part = 0; part < forms(); ++part) {
@@ -91,6 +104,7 @@ uint64_t Dataset::wait_ns() const {
 }
 
 std::optional<size_t> Dataset::FeatureReadInPlace() const {
+  if (packed_rows != nullptr) return std::nullopt;
   const std::optional<size_t> feature = source->plain_feature();
   const bool all = feature && std::all_of(programs.begin(), programs.end(),
                                           [&](const auto& each) {
@@ -148,6 +162,29 @@ StatusOr<std::unique_ptr<Order>> SelectedOrder(const DatasetSpec& spec,
   return Select(spec.select, *std::move(of_source), context);
 }
 
+// Whether each part of a mix is packed alone, and then mixed.
+bool PacksParts(const DatasetSpec& spec) {
+  return std::holds_alternative<MixSource>(spec.source) &&
+         !spec.batch.pack->across_parts;
+}
+
+StatusOr<std::unique_ptr<Order>> SequencesOf(const DatasetSpec& spec,
+                                             const Dataset& dataset,
+                                             const OrderBudget& budget) {
+  if (!PacksParts(spec)) return dataset.packing->SequencesOf(0);
+  Source::Orders parts(dataset.packing->parts());
+  for (size_t i = 0; i < parts.size(); ++i) {
+    auto sequences = dataset.packing->SequencesOf(i);
+    if (!sequences.ok()) {
+      return AtPath(Format("source.mix.parts[{}]", i), sequences.status());
+    }
+    parts[i] = *std::move(sequences);
+  }
+  auto mixed = dataset.source->Combined(std::move(parts), budget);
+  if (!mixed.ok()) return AtPath("source", mixed.status());
+  return mixed;
+}
+
 }  // namespace
 
 StatusOr<Plan> PlanOf(const DatasetSpec& spec, const Dataset& dataset,
@@ -155,6 +192,11 @@ StatusOr<Plan> PlanOf(const DatasetSpec& spec, const Dataset& dataset,
                       const OrderBudget& budget) {
   const SelectContext context =
       dataset.selection.Context(*dataset.source, 0, budget);
+  if (dataset.packing != nullptr) {
+    PENSTOCK_ASSIGN_OR_RETURN(std::unique_ptr<Order> sequences,
+                              SequencesOf(spec, dataset, budget));
+    return Plan::Make(spec, std::move(sequences), world_size);
+  }
   PENSTOCK_ASSIGN_OR_RETURN(std::unique_ptr<Order> order,
                             SelectedOrder(spec, dataset, context));
   if (spec.shuffle) {
@@ -186,11 +228,20 @@ std::string SelectionOf(const DatasetSpec& spec, const Dataset& dataset) {
   const bool windows = spec.shuffle && spec.shuffle->window_files;
   std::string text =
       SelectionText(spec.source, spec.select, dataset.FilesOfSelection());
-  if (text.empty() && !windows && !spec.batch.buckets) return "";
+  const bool batch = spec.batch.buckets || spec.batch.pack;
+  if (text.empty() && !windows && !batch) return "";
   if (windows) text += Format(" {}", *spec.shuffle->window_files);
   for (const uint64_t size : spec.batch.by_part) text += Format(" by {}", size);
   if (spec.batch.buckets) {
     text += DatasetSpecToJson(spec).at("batch").dump();
+  }
+  if (spec.batch.pack) {
+    nlohmann::ordered_json pack =
+        DatasetSpecToJson(spec).at("batch").at("pack");
+    for (const char* const key : {"pad", "with", "mask_first"}) {
+      pack.erase(key);  // the sequences are the same
+    }
+    text += pack.dump();
   }
   return Format("{:016x}", Fnv1a(text));
 }
@@ -362,12 +413,37 @@ Status CompilePrograms(const DatasetSpec& spec,
   return CheckPrograms(spec, *dataset);
 }
 
+// Whether a number is the length of what is packed, as far as its name tells.
+bool IsLengthOf(const PackSpec& pack, std::string_view name) {
+  return pack.feature.empty() ? name.ends_with(kLengthSuffix)
+                              : name == pack.feature + kLengthSuffix;
+}
+
 // Columns that buckets go by: one, and the lengths of the lists that they make
-// narrower.
-std::vector<ColumnUse> ColumnsOfBuckets(const DatasetSpec& spec,
+// narrower. The one that packing goes by; without a name it is one of those of
+// the lists.
+std::vector<ColumnUse> ColumnsOfBatches(const DatasetSpec& spec,
                                         const Source& source,
                                         const MadeNumbers& made) {
   std::vector<ColumnUse> uses;
+  if (const auto& pack = spec.batch.pack; pack && !pack->by.empty()) {
+    uses.push_back({"batch.pack.by", pack->by});
+  } else if (pack) {
+    ElementSpec features;
+    for (const RawFeature& raw : source.raw_spec()) {
+      features.push_back(raw.feature);
+    }
+    for (const Feature& feature : features) {
+      if (!pack->feature.empty() && feature.name != pack->feature) continue;
+      if (const auto length = LengthOf(features, feature)) {
+        uses.push_back({"batch.pack", features[*length].name});
+      }
+    }
+    for (const Feature& each : made.features) {
+      if (IsLengthOf(*pack, each.name))
+        uses.push_back({"batch.pack", each.name});
+    }
+  }
   if (!spec.batch.buckets) return uses;
   uses.push_back({"batch.buckets.by", spec.batch.buckets->by});
   ElementSpec numbers = made.features;
@@ -394,11 +470,24 @@ MadeNumbers NumbersWanted(const DatasetSpec& spec, const Source& source,
   for (const SelectSpec& step : spec.select) {
     for (const std::string& name : ColumnsOf(step)) want(name);
   }
-  if (missing.empty()) return {};
+  const auto& pack = spec.batch.pack;
+  bool wants_length = false;
+  if (pack && !pack->by.empty()) {
+    want(pack->by);
+  } else if (pack) {
+    const RawSpec& raw = source.raw_spec();
+    wants_length =
+        std::none_of(raw.begin(), raw.end(), [&](const RawFeature& each) {
+          return IsLengthOf(*pack, each.feature.name);
+        });
+  }
+  if (missing.empty() && !wants_length) return {};
   MadeNumbers made = NumbersOfHead(spec, source, functions, progress);
   const bool any = std::any_of(
-      made.features.begin(), made.features.end(),
-      [&](const Feature& each) { return missing.count(each.name) > 0; });
+      made.features.begin(), made.features.end(), [&](const Feature& each) {
+        return missing.count(each.name) > 0 ||
+               (wants_length && IsLengthOf(*pack, each.name));
+      });
   return any ? std::move(made) : MadeNumbers{};
 }
 
@@ -437,6 +526,86 @@ Status SortIntoBuckets(const DatasetSpec& spec, OpenProgress* progress,
   return OkStatus();
 }
 
+// The documents that are packed together, by part.
+StatusOr<Source::Orders> DocumentsOf(const DatasetSpec& spec,
+                                     const Dataset& dataset,
+                                     const SelectContext& context) {
+  if (PacksParts(spec)) {
+    auto parts = dataset.source->OrdersOfParts(0, context.budget);
+    if (!parts.ok()) return AtPath("source", parts.status());
+    for (size_t i = 0; i < parts->size(); ++i) {
+      if ((*parts)[i]->shuffled_parts() == 0) continue;
+      return AtPath(Format("source.mix.parts[{}]", i),
+                    InvalidArgumentError(
+                        "a mix itself, whose parts would share sequences: name "
+                        "its parts in the outer mix, or set "
+                        "`batch.pack.across_parts: true`"));
+    }
+    return parts;
+  }
+  PENSTOCK_ASSIGN_OR_RETURN(std::unique_ptr<Order> order,
+                            SelectedOrder(spec, dataset, context));
+  if (spec.shuffle) {
+    PENSTOCK_ASSIGN_OR_RETURN(
+        order, InWindows(*spec.shuffle, std::move(order), context));
+  }
+  Source::Orders documents;
+  documents.push_back(std::move(order));
+  return documents;
+}
+
+StatusOr<Column> ColumnOfLengths(const PackSpec& spec, const std::string& list,
+                                 const std::string& length,
+                                 const SelectContext& context) {
+  auto column = FindColumn(spec.by.empty() ? length : spec.by, context);
+  if (column.ok()) return column;
+  return InvalidArgumentError(
+      "{}: how long each '{}' is has to be known before it is read. Name "
+      "another column by `by`, or `penstock convert` the rows first",
+      column.status().message(), list);
+}
+
+Status PackDocuments(const DatasetSpec& spec, OpenProgress* progress,
+                     Dataset* dataset) {
+  if (!spec.batch.pack) return OkStatus();
+  const PackSpec& pack = *spec.batch.pack;
+  const OrderBudget budget = {
+      progress->reserve,
+      [progress] { return progress->cancel.load(std::memory_order_relaxed); }};
+  const SelectContext context =
+      dataset->selection.Context(*dataset->source, 0, budget);
+  const auto at = [](const Status& status) {
+    return AtPath("batch.pack", status);
+  };
+  const ElementSpec& document = dataset->element_spec();
+  const auto list = PackedRows::ListOf(pack, document);
+  if (!list.ok()) return at(list.status());
+  const Feature& feature = document[list->feature];
+  auto column =
+      ColumnOfLengths(pack, feature.name, document[list->length].name, context);
+  if (!column.ok()) return at(column.status());
+  PENSTOCK_ASSIGN_OR_RETURN(auto documents,
+                            DocumentsOf(spec, *dataset, context));
+  uint64_t rows = 0;
+  for (const auto& part : documents) rows += part->size();
+  progress->done.store(0, std::memory_order_relaxed);
+  progress->total.store(rows, std::memory_order_relaxed);
+  auto packing =
+      Packing::Make({pack, spec.shuffle, *std::move(column),
+                     std::min(static_cast<uint64_t>(feature.shape[0]),
+                              Packing::kDocumentItemsMax)},
+                    std::move(documents), InParallel, budget,
+                    [progress](uint64_t more) { progress->CountDone(more); });
+  if (!packing.ok()) return at(packing.status());
+  auto packed_rows = PackedRows::Make(
+      pack, document,
+      pack.documents.value_or((*packing)->totals().in_sequence));
+  if (!packed_rows.ok()) return at(packed_rows.status());
+  dataset->packing = *std::move(packing);
+  dataset->packed_rows = *std::move(packed_rows);
+  return OkStatus();
+}
+
 }  // namespace
 
 StatusOr<std::shared_ptr<const Dataset>> OpenDataset(
@@ -455,7 +624,7 @@ StatusOr<std::shared_ptr<const Dataset>> OpenDataset(
       NumbersWanted(spec, *dataset->source, functions, progress);
   auto selected =
       Selection::Open(spec.select, spec.source, *dataset->source, progress,
-                      ColumnsOfBuckets(spec, *dataset->source, made), made);
+                      ColumnsOfBatches(spec, *dataset->source, made), made);
   if (!selected.ok()) return Located(spec, selected.status());
   dataset->selection = *std::move(selected);
   MapOpening opening = {progress};
@@ -467,6 +636,8 @@ StatusOr<std::shared_ptr<const Dataset>> OpenDataset(
   if (!compiled.ok()) return Located(spec, compiled);
   const Status sorted = SortIntoBuckets(spec, progress, dataset.get());
   if (!sorted.ok()) return Located(spec, sorted);
+  const Status packed = PackDocuments(spec, progress, dataset.get());
+  if (!packed.ok()) return Located(spec, packed);
   if (kept) {
     const KeptRows rows =
         RowsOf(spec, *dataset, *kept, head_files, *progress->access);

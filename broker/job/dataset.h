@@ -13,7 +13,9 @@
 #include <vector>
 
 #include "broker/cache/shared_caches.h"
+#include "broker/job/packed_rows.h"
 #include "broker/plan/buckets.h"
+#include "broker/plan/packing.h"
 #include "broker/plan/plan.h"
 #include "broker/source/selection.h"
 #include "broker/spec/dataset_spec.h"
@@ -35,6 +37,10 @@ struct Dataset {
   // has: room for the longest lists of its bucket.
   std::shared_ptr<const Buckets> buckets;
   std::vector<ElementSpec> bucket_specs;
+  // batch.pack: its sequences, which are the rows of the plan, and what a row
+  // has; nullptr without.
+  std::shared_ptr<const Packing> packing;
+  std::unique_ptr<const PackedRows> packed_rows;
   // The cache of what the heads of the programs make; nullptr: nothing is kept.
   // It counts its memory itself.
   std::shared_ptr<RowCache> cache;
@@ -52,16 +58,18 @@ struct Dataset {
   size_t ProgramOf(uint64_t record) const {
     return programs.size() == 1 ? 0 : source->PartOf(record);
   }
-  // The features of a row. part: of a batch, if its batches are of one part or
-  // bucket; else all have the same shapes.
+  // The features of a row of a batch. part: of a batch, if its batches are of
+  // one part or bucket; else all have the same shapes.
   const ElementSpec& element_spec(
       std::optional<uint32_t> part = std::nullopt) const {
+    if (packed_rows != nullptr) return packed_rows->element_spec();
     if (part && !bucket_specs.empty()) return bucket_specs[*part];
     return programs[programs.size() == 1 ? 0 : part.value_or(0)]
         ->element_spec();
   }
   // Parts or buckets that batches may be of.
   size_t forms() const {
+    if (packed_rows != nullptr) return 1;
     return bucket_specs.empty() ? programs.size() : bucket_specs.size();
   }
   // Whether the rows of its parts or buckets differ in their shapes.
@@ -82,8 +90,9 @@ struct Dataset {
 };
 
 // Specs with the same key share an opened dataset: their source, maps and
-// cache, batches of parts, buckets, and their selection if a file belongs to
-// it or buckets are made of it; else only the columns that it goes by.
+// cache, batches of parts, buckets, packing and its shuffle, and their
+// selection if a file belongs to it or buckets or sequences are made of it;
+// else only the columns that it goes by.
 std::string DatasetKey(const DatasetSpec& spec);
 
 // The plan of the spec's rows for so many ranks. shards: the number of ranks

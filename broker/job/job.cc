@@ -701,10 +701,12 @@ void Job::Measure(double seconds) {
 
 // A trainer must not run through its epochs without a single row.
 void Job::FailIfNothingIsReadable(uint64_t rows_done) {
-  if (rows_done < layout_.plan.rows_per_epoch() ||
-      counters_.rows_skipped.load(std::memory_order_relaxed) < rows_done) {
-    return;
-  }
+  if (rows_done < layout_.plan.rows_per_epoch()) return;
+  const uint64_t samples =
+      dataset_->packing == nullptr
+          ? rows_done
+          : counters_.documents.load(std::memory_order_relaxed);
+  if (counters_.rows_skipped.load(std::memory_order_relaxed) < samples) return;
   std::string last;
   {
     MutexLock lock(&mutex_);
@@ -713,7 +715,7 @@ void Job::FailIfNothingIsReadable(uint64_t rows_done) {
   Fail(
       DataLossError("job '{}': all of the first {} samples were skipped; the "
                     "last: {}",
-                    key_.name, rows_done, last));
+                    key_.name, samples, last));
 }
 
 bool Job::GivenUp(const OpenBatch* batch) const {
@@ -731,12 +733,17 @@ void Job::CountFailedRow(StatusCode code) {
 
 void Job::LeaveOut(OpenBatch* batch, uint64_t row, uint64_t record,
                    const Status& error) {
+  CountLeftOut(record, error);
+  MutexLock lock(&mutex_);
+  batch->left_out.push_back(row);
+}
+
+void Job::CountLeftOut(uint64_t record, const Status& error) {
   CountFailedRow(error.code());
   const uint64_t count =
       counters_.rows_skipped.fetch_add(1, std::memory_order_relaxed) + 1;
   Log<"sample-skipped">(key_, error.message(), count);
   MutexLock lock(&mutex_);
-  batch->left_out.push_back(row);
   NoteFailureLocked(record, error.message());
 }
 

@@ -248,6 +248,8 @@ class Job {
   void LeaveOut(OpenBatch* batch, uint64_t row, uint64_t record,
                 const Status& error);
   void CountSubstitute(uint64_t record, const Status& error);
+  // A document of a packed row, whose place stays empty.
+  void CountLeftOut(uint64_t record, const Status& error);
   // Nobody will get the batch, so errors in its rows do not matter.
   bool GivenUp(const OpenBatch* batch) const;
 
@@ -272,6 +274,7 @@ class Job {
     std::atomic<uint64_t> read_wait_ns{0};
     std::atomic<uint64_t> decode_ns{0};
     std::atomic<uint64_t> decoded{0};  // rows made in decode_ns
+    std::atomic<uint64_t> documents{0};  // of packed rows, made or left out
     // Rows made by workers on the slot's NUMA node, and on others.
     std::atomic<uint64_t> rows_local{0};
     std::atomic<uint64_t> rows_remote{0};

@@ -289,10 +289,21 @@ StatusOr<nlohmann::json> Job::FindRow(const JobOptions& options,
   state.row = begin % rows;
   Plan::Row planned;
   plan.Rows(place.epoch, place.row, 1, &planned);
+  std::string of;
+  if (dataset.packing == nullptr) {
+    of = dataset.source->Describe(planned.record);
+  } else {
+    std::vector<Piece> pieces;
+    dataset.packing->PiecesOf(planned.record, planned.pass, &pieces);
+    of = dataset.source->Describe(pieces[0].record);
+    if (pieces.size() > 1) {
+      of += Format(" and {}", Counted(pieces.size() - 1, "further document"));
+    }
+  }
   return nlohmann::json{{"step", step},
                         {"row_of_step", position - begin},
                         {"sample", planned.record},
-                        {"place", dataset.source->Describe(planned.record)},
+                        {"place", of},
                         {"state", JobStateToJson(state)}};
 }
 

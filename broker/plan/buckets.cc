@@ -1,14 +1,12 @@
 #include "broker/plan/buckets.h"
 
 #include <algorithm>
-#include <cmath>
 #include <limits>
 #include <optional>
 #include <utility>
 
 #include "broker/plan/orders.h"
 #include "broker/plan/steps.h"
-#include "common/exact_max.h"
 #include "common/quantity.h"
 
 namespace penstock {
@@ -18,20 +16,6 @@ namespace {
 constexpr uint64_t kStepsKept = 16;
 constexpr uint32_t kBuckets = 8;  // without a count
 constexpr uint64_t kLengthsTried = 1024;
-
-StatusOr<uint64_t> LengthAt(const Column& column, uint64_t record) {
-  const std::optional<double> value = NumberOf(column.value(record));
-  if (!value) {
-    return InvalidArgumentError("column '{}' is text; buckets go by numbers",
-                                column.name);
-  }
-  if (!(*value >= 0 && *value <= static_cast<double>(kExactMax))) {
-    return InvalidArgumentError(
-        "column '{}' is {} in record {}: buckets go by lengths from 0 to 2^53",
-        column.name, *value, record);
-  }
-  return static_cast<uint64_t>(std::ceil(*value));
-}
 
 // The longest lengths of at most `count` buckets that make the fewest tokens of
 // all rows, each as wide as its bucket. Each has at least a quarter of the rows

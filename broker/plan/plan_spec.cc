@@ -14,6 +14,21 @@ constexpr uint32_t kWindowFilesMax = uint32_t{1} << 20;
 constexpr uint64_t kBatchRowsMax = uint64_t{1} << 24;
 constexpr uint64_t kBatchTokensMax = uint64_t{1} << 40;
 constexpr uint64_t kBucketsMax = 64;
+constexpr uint64_t kPackLengthMax = uint64_t{1} << 22;
+constexpr uint64_t kPackWindowMax = uint64_t{1} << 20;
+constexpr uint32_t kPackDocumentsMax = 1 << 20;
+
+using Output = PackSpec::Output;
+using OutputWords = std::vector<std::pair<std::string_view, Output>>;
+const OutputWords& Outputs() {
+  static const OutputWords words = {{"position_ids", Output::kPositionIds},
+                                    {"document_ids", Output::kDocumentIds},
+                                    {"seq_lens", Output::kSeqLens},
+                                    {"cu_seqlens", Output::kCuSeqlens},
+                                    {"loss_mask", Output::kLossMask},
+                                    {"records", Output::kRecords}};
+  return words;
+}
 
 // size, per_rank, tokens and tokens_per_rank are names of one number.
 DeclarationBase::Field Rows(std::string key, bool per_rank, bool tokens,
@@ -90,6 +105,44 @@ Status CheckBatch(const YamlValue& value, BatchSpec* batch) {
         "batches of one part each (by_part) are not sorted by length: leave "
         "one of them out");
   }
+  if (!batch->pack) return OkStatus();
+  const YamlValue pack = value.Required("pack");
+  if (batch->buckets) {
+    return pack.Error(
+        "packed rows all have one length: leave out `buckets`, or this");
+  }
+  if (!batch->by_part.empty()) {
+    return pack.Error(
+        "packed rows all have one shape: leave out `by_part`, or this; `block` "
+        "of a mix makes batches of one part each");
+  }
+  return OkStatus();
+}
+
+Status CheckPack(const YamlValue& value, PackSpec* pack) {
+  const auto has = [pack](Output output) {
+    return std::count(pack->with.begin(), pack->with.end(), output);
+  };
+  for (size_t i = 0; i < pack->with.size(); ++i) {
+    if (has(pack->with[i]) == 1) continue;
+    return value.Required("with").Item(i).Error("is named twice");
+  }
+  if (pack->method == PackSpec::Method::kSplit &&
+      pack->longer != PackSpec::Longer::kSplit) {
+    return value.Required("longer").Error(
+        "with `method: split` all documents are cut where a sequence ends: "
+        "leave this out");
+  }
+  if (pack->mask_first && has(Output::kLossMask) == 0) {
+    return value.Required("mask_first")
+        .Error("is about loss_mask: add it to `with`, or leave this out");
+  }
+  if (pack->documents && *pack->documents > pack->length) {
+    return value.Required("documents")
+        .Error(Format("a sequence of {} items has no room for {}: give at most "
+                      "as many as `length`",
+                      pack->length, *pack->documents));
+  }
   return OkStatus();
 }
 
@@ -135,6 +188,9 @@ const Declaration<BatchSpec>& BatchSpec::Declared() {
                     Maybe(MappingOf(BucketsSpec::Declared())),
                     "each batch has rows of like length; the last of each "
                     "bucket may be short")
+          .Optional("pack", &BatchSpec::pack,
+                    Maybe(MappingOf(PackSpec::Declared())),
+                    "each row is a sequence of several documents")
           .Optional("last", &BatchSpec::last,
                     Words<LastBatch>({{"partial", LastBatch::kPartial},
                                       {"drop", LastBatch::kDrop},
@@ -170,6 +226,77 @@ const Declaration<BucketsSpec>& BucketsSpec::Declared() {
               "instead of count: the longest row of each bucket, which "
               "is its width; longer rows have a bucket of their own")
           .Check(CheckBuckets);
+  return declared;
+}
+
+std::string_view NameOf(PackSpec::Output output) {
+  return std::find_if(
+             Outputs().begin(), Outputs().end(),
+             [output](const auto& each) { return each.second == output; })
+      ->first;
+}
+
+const Declaration<PackSpec>& PackSpec::Declared() {
+  static const auto declared =
+      Declaration<PackSpec>(
+          "pack",
+          "Lists of several records, the documents, one after the other in "
+          "rows of one length, the sequences.")
+          .Example("{length: 4096, with: [position_ids, cu_seqlens]}")
+          .Required("length", &PackSpec::length,
+                    WholeNumber<uint64_t>(1, kPackLengthMax),
+                    "items of a sequence")
+          .Optional("feature", &PackSpec::feature,
+                    LeftOutAt({}, Text("the name of a feature",
+                                       [](std::string_view text) {
+                                         return !text.empty();
+                                       })),
+                    "the list that is packed; absent: the only one. Other "
+                    "lists of the same lengths are packed as it is")
+          .Optional("by", &PackSpec::by, LeftOutAt({}, ColumnName()),
+                    "the column (see filter) of the lengths; absent: "
+                    "FEATURE.length, of text FEATURE_bytes")
+          .Optional("method", &PackSpec::method,
+                    Words<Method>({{"best_fit", Method::kBestFit},
+                                   {"first_fit", Method::kFirstFit},
+                                   {"split", Method::kSplit}}),
+                    "the longest documents first, each into the fullest "
+                    "sequence that has room, or into the first; or all one "
+                    "after the other, cut where a sequence is full")
+          .Optional("longer", &PackSpec::longer,
+                    Words<Longer>({{"split", Longer::kSplit},
+                                   {"cut", Longer::kCut},
+                                   {"drop", Longer::kDrop},
+                                   {"fail", Longer::kFail}}),
+                    "a document longer than a sequence comes in pieces, loses "
+                    "its end, is left out, or is an error; others are never "
+                    "cut, but by `method: split`")
+          .Optional("window", &PackSpec::window,
+                    WholeNumber<uint64_t>(1, kPackWindowMax),
+                    "so many documents are packed together")
+          .Optional("across_parts", &PackSpec::across_parts, Bool(),
+                    "of a mix: documents of several parts share sequences, and "
+                    "weights are shares of the documents; else of the "
+                    "sequences, and each has documents of one part")
+          .Optional("documents", &PackSpec::documents,
+                    Maybe(WholeNumber<uint32_t>(1, kPackDocumentsMax)),
+                    "at most so many are in a sequence, and outputs have room "
+                    "for so many; absent: for as many as there are in any")
+          .Optional(
+              "pad", &PackSpec::pad,
+              LeftOutAt({},
+                        ValueOfEach(WholeNumber<int64_t>(INT64_MIN, INT64_MAX),
+                                    "{NAME: a whole number, ...}", CheckNames)),
+              "by list, what fills a sequence after its last document; "
+              "0 for those that are not named")
+          .Optional("with", &PackSpec::with,
+                    List(Words<Output>(Outputs()), 0, Outputs().size(),
+                         "a list of position_ids, document_ids, seq_lens, "
+                         "cu_seqlens, loss_mask, records"),
+                    "further features of a sequence")
+          .Optional("mask_first", &PackSpec::mask_first, Bool(),
+                    "loss_mask is 0 at the first item of each document too")
+          .Check(CheckPack);
   return declared;
 }
 

@@ -6,6 +6,8 @@
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <string_view>
+#include <utility>
 #include <vector>
 
 namespace penstock {
@@ -44,12 +46,47 @@ struct BucketsSpec {
   static const Declaration<BucketsSpec>& Declared();
 };
 
+// batch.pack
+struct PackSpec {
+  enum class Method { kBestFit, kFirstFit, kSplit };
+  // What becomes of a document longer than a sequence.
+  enum class Longer { kSplit, kCut, kDrop, kFail };
+  // What comes with the items.
+  enum class Output {
+    kPositionIds,
+    kDocumentIds,
+    kSeqLens,
+    kCuSeqlens,
+    kLossMask,
+    kRecords,
+  };
+
+  uint64_t length = 0;  // items of a sequence
+  std::string feature;  // "": the only list
+  std::string by;       // a column; "": the one of its lengths
+  Method method = Method::kBestFit;
+  Longer longer = Longer::kSplit;
+  uint64_t window = 1 << 16;  // documents
+  bool across_parts = false;
+  std::optional<uint32_t> documents;  // at most, in a sequence
+  // By feature; others are padded with 0.
+  std::vector<std::pair<std::string, int64_t>> pad;
+  std::vector<Output> with;
+  bool mask_first = false;
+  bool operator==(const PackSpec&) const = default;
+
+  static const Declaration<PackSpec>& Declared();
+};
+// The feature that an output is.
+std::string_view NameOf(PackSpec::Output output);
+
 struct BatchSpec {
   uint64_t size = 1;      // rows; of the global batch unless per_rank
   bool per_rank = false;  // global batch = size * world size
   // size is not rows, but rows times the longest row of their bucket.
   bool tokens = false;
   std::optional<BucketsSpec> buckets;
+  std::optional<PackSpec> pack;
   // Rows of each part of a mix, if its batches have sizes of their own; the
   // largest is `size`.
   std::vector<uint64_t> by_part;

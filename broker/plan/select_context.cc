@@ -1,7 +1,9 @@
 #include "broker/plan/select_context.h"
 
+#include <cmath>
 #include <set>
 
+#include "common/exact_max.h"
 #include "common/quantity.h"
 
 namespace penstock {
@@ -35,6 +37,20 @@ std::optional<double> NumberOf(const ColumnValue& value) {
   }
   if (const auto* real = std::get_if<double>(&value)) return *real;
   return std::nullopt;
+}
+
+StatusOr<uint64_t> LengthAt(const Column& column, uint64_t record) {
+  const std::optional<double> value = NumberOf(column.value(record));
+  if (!value) {
+    return InvalidArgumentError("column '{}' is text; lengths are numbers",
+                                column.name);
+  }
+  if (!(*value >= 0 && *value <= static_cast<double>(kExactMax))) {
+    return InvalidArgumentError(
+        "column '{}' is {} in record {}: lengths are from 0 to 2^53",
+        column.name, *value, record);
+  }
+  return static_cast<uint64_t>(std::ceil(*value));
 }
 
 uint64_t BytesOfValue(const std::string& text) {

@@ -37,6 +37,10 @@ std::string TextOf(const ColumnValue& value);
 // nullopt: it is a text.
 std::optional<double> NumberOf(const ColumnValue& value);
 
+// The value of a column of lengths, rounded up. InvalidArgument: it is no
+// number from 0 to 2^53.
+StatusOr<uint64_t> LengthAt(const Column& column, uint64_t record);
+
 // What a map of values takes for one.
 uint64_t BytesOfValue(const std::string& text);
 

@@ -92,7 +92,12 @@ class Parts final : public SourceOfParts {
   Status CheckAlike() const override { return alike_; }
   StatusOr<std::unique_ptr<Order>> OrderOf(
       uint64_t first, const OrderBudget& budget) const override {
-    std::vector<std::unique_ptr<Order>> orders;
+    PENSTOCK_ASSIGN_OR_RETURN(Orders orders, OrdersOfParts(first, budget));
+    return Combined(std::move(orders), budget);
+  }
+  StatusOr<Orders> OrdersOfParts(uint64_t first,
+                                 const OrderBudget& budget) const override {
+    Orders orders;
     for (size_t i = 0; i < opened().size(); ++i) {
       auto order = opened()[i].source->OrderOf(first, budget);
       if (!order.ok()) {
@@ -107,6 +112,10 @@ class Parts final : public SourceOfParts {
       orders.push_back(*std::move(order));
       first += opened()[i].source->record_count();
     }
+    return orders;
+  }
+  StatusOr<std::unique_ptr<Order>> Combined(
+      Orders orders, const OrderBudget& budget) const override {
     auto order = combine_(std::move(orders), budget);
     if (!order.ok()) return AtPath(kind_, order.status());
     return order;

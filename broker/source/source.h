@@ -13,6 +13,7 @@
 #include <optional>
 #include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "broker/io/read_request.h"
@@ -94,6 +95,20 @@ class Source {
   virtual StatusOr<std::unique_ptr<Order>> OrderOf(
       uint64_t first, const OrderBudget& /*budget*/) const {
     return AllRecords(record_count(), first);
+  }
+
+  // The same in two steps, for a source made of parts: an order of each, and
+  // what it makes of them or of others in their places.
+  using Orders = std::vector<std::unique_ptr<Order>>;
+  virtual StatusOr<Orders> OrdersOfParts(uint64_t first,
+                                         const OrderBudget& budget) const {
+    Orders orders(1);
+    PENSTOCK_ASSIGN_OR_RETURN(orders[0], OrderOf(first, budget));
+    return orders;
+  }
+  virtual StatusOr<std::unique_ptr<Order>> Combined(
+      Orders orders, const OrderBudget& /*budget*/) const {
+    return std::move(orders[0]);
   }
 
   // Copies the number of a feature without dimensions that is known without

@@ -223,6 +223,45 @@ Status CheckBuckets(const YamlValue& root, const DatasetSpec& spec) {
       "of them out");
 }
 
+// Sequences are made of the documents of a pass.
+Status CheckPack(const YamlValue& root, const DatasetSpec& spec) {
+  if (!spec.batch.pack) return OkStatus();
+  const YamlValue value = root.Required("batch").Required("pack");
+  if (std::holds_alternative<StreamSource>(spec.source)) {
+    return value.Error(
+        "rows of a stream come one after the other: let the producer put "
+        "sequences, or leave this out");
+  }
+  if (spec.shard == ShardPolicy::kFile) {
+    return value.Error(
+        "the documents of a sequence are not in the files of one rank: use "
+        "`shard: data`");
+  }
+  if (spec.on_error == OnError::kSubstitute) {
+    return value.Error(
+        "another document is not as long as the one whose place it takes: use "
+        "`on_error: skip`, which leaves the place empty");
+  }
+  const auto mixes = std::find_if(spec.map.begin(), spec.map.end(), MixesRows);
+  if (mixes != spec.map.end()) {
+    return value.Error(
+        "mixup and cutmix mix rows, and `map` makes documents: leave one of "
+        "them out");
+  }
+  const bool parts = std::holds_alternative<MixSource>(spec.source) &&
+                     !spec.batch.pack->across_parts;
+  if (parts && !spec.select.empty()) {
+    return value.Error(
+        "parts of a mix are packed before they are mixed: put `select` into "
+        "the parts, or set `across_parts: true`");
+  }
+  if (parts && spec.shuffle && spec.shuffle->window_files) {
+    return value.Error(
+        "a mix has no windows of files: leave out shuffle.window_files");
+  }
+  return OkStatus();
+}
+
 Status Finish(const YamlValue& root, DatasetSpec* spec) {
   if (spec->shuffle && !root.Optional("seed").present()) {
     spec->seed = spec->shuffle->seed;
@@ -235,6 +274,7 @@ Status Finish(const YamlValue& root, DatasetSpec* spec) {
   }
   PENSTOCK_RETURN_IF_ERROR(CheckParts(root, *spec));
   PENSTOCK_RETURN_IF_ERROR(CheckBuckets(root, *spec));
+  PENSTOCK_RETURN_IF_ERROR(CheckPack(root, *spec));
   PENSTOCK_RETURN_IF_ERROR(CheckCache(root, *spec));
   return CheckStream(root, *spec);
 }

@@ -107,7 +107,8 @@ std::vector<std::string> SpecExamples() {
       {"schedule",
        "source: {mix: {parts: [{source: {range: 9}}, {source: {range: 9}}], ",
        "}}"},
-      {"buckets", "batch: {size: 4, ", "}"}};
+      {"buckets", "batch: {size: 4, ", "}"},
+      {"pack", "batch: {size: 4, ", "}"}};
   std::vector<std::string> texts = {DatasetSpec::Declared().example()};
   for (const Described& each : AllDescribed()) {
     std::string example = each.Example();

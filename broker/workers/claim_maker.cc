@@ -15,6 +15,9 @@ void ClaimMaker::Aim(const ClaimedRows& rows, uint64_t index) {
   rows.state->maker->SetPart(rows.claim.batch->rows.part);
   out_.resize(rows.in_slot.features());
   for (size_t i = 0; i < out_.size(); ++i) out_[i] = rows.Place(index, i);
+  if (!rows.packed.empty()) {
+    rows.state->maker->SetPiece(rows.packed[index].piece);
+  }
 }
 
 void ClaimMaker::Make(ClaimedRows& rows, uint64_t index, const ReadBytes& read,
@@ -23,6 +26,7 @@ void ClaimMaker::Make(ClaimedRows& rows, uint64_t index, const ReadBytes& read,
   const Status status =
       rows.state->maker->Make(rows.rows[index], read, from_cache, out_);
   if (!status.ok()) return HandleError(rows, index, status);
+  if (!rows.packed.empty()) return;  // its id is that of the sequence
   rows.Id(index) = static_cast<int64_t>(rows.rows[index].record);
 }
 
@@ -49,6 +53,9 @@ void ClaimMaker::HandleError(ClaimedRows& rows, uint64_t index,
   if (outcome->record) {
     rows.Id(index) = static_cast<int64_t>(*outcome->record);
     job.CountSubstitute(rows.rows[index].record, outcome->error);
+  } else if (!rows.packed.empty()) {
+    job.dataset().packed_rows->LeaveOut(rows.packed[index].piece, out_);
+    job.CountLeftOut(rows.rows[index].record, outcome->error);
   } else {
     rows.left_out.push_back(index);
     job.LeaveOut(rows.claim.batch, rows.claim.begin + index,

@@ -80,7 +80,14 @@ struct ClaimedRows {
   WorkerJob* state = nullptr;     // for job
   uint64_t job_number = 0;        // the host's
   Claim claim;
+  // The rows; if the job packs, their documents, of which `packed` says where they
+  // go.
   std::vector<Plan::Row> rows;
+  struct Packed {
+    uint64_t row = 0;  // of the claim
+    Piece piece;
+  };
+  std::vector<Packed> packed;
   SlotRows in_slot;  // of its batch
   // The indices of the rows of a job with a cache: first those that are read
   // before they are made, from its files or the cache's. Else empty: rows are
@@ -99,11 +106,17 @@ struct ClaimedRows {
   bool AllStarted() const {
     return started == to_read && at_once == rows.size();
   }
-  // Where row `index` of the claim goes.
-  std::byte* Place(uint64_t index, size_t feature) const {
-    return in_slot.Place(claim.begin + index, feature);
+  // The row of the batch that rows[index] is, or is a part of, and its place.
+  uint64_t RowOf(uint64_t index) const {
+    return claim.begin + (packed.empty() ? index : packed[index].row);
   }
-  int64_t& Id(uint64_t index) const { return in_slot.Id(claim.begin + index); }
+  std::byte* Place(uint64_t index, size_t feature) const {
+    return in_slot.Place(RowOf(index), feature);
+  }
+  int64_t& Id(uint64_t index) const { return in_slot.Id(RowOf(index)); }
+  // Puts the documents of the sequences of which they are rows in their place,
+  // and writes what else is in those.
+  void Unpack();
   // Its process has ended: of the rows that are not started only the first
   // `begun` stay here.
   void GiveBack(uint64_t begun);

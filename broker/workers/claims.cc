@@ -70,6 +70,7 @@ bool Claims::ClaimMore() {
                          count, &rows->state->shuffles, rows->rows.data());
   rows->in_slot = rows->job->segment().rows(
       rows->claim.slot, rows->job->dataset().element_spec(batch.part));
+  if (rows->job->dataset().packing != nullptr) rows->Unpack();
   const uint64_t first = rows->rows.front().record;
   if (const Stream* const stream = rows->job->stream()) {
     auto pieces = stream->Find(first, count);
@@ -116,9 +117,33 @@ void Claims::Close(size_t i) {
   failed_ = false;
 }
 
+void ClaimedRows::Unpack() {
+  const Packing& packing = *job->dataset().packing;
+  const PackedRows& packed_rows = *job->dataset().packed_rows;
+  const std::vector<Plan::Row> sequences = std::move(rows);
+  rows.clear();
+  std::vector<Piece> of_row;
+  std::vector<std::byte*> places(in_slot.features());
+  for (uint64_t row = 0; row < sequences.size(); ++row) {
+    const Plan::Row& sequence = sequences[row];
+    packing.PiecesOf(sequence.record, sequence.pass, &of_row);
+    for (const Piece& piece : of_row) {
+      Plan::Row& document = rows.emplace_back(sequence);
+      document.record = piece.record;
+      packed.push_back({row, piece});
+    }
+    for (size_t i = 0; i < places.size(); ++i) {
+      places[i] = in_slot.Place(claim.begin + row, i);
+    }
+    packed_rows.Begin(of_row, places);
+    in_slot.Id(claim.begin + row) = static_cast<int64_t>(sequence.record);
+  }
+}
+
 void ClaimedRows::GiveBack(uint64_t begun) {
-  // Rows to read are in flight, in an order of their own.
-  if (to_read > 0 || !pieces.empty()) return;
+  // Rows to read are in flight, in an order of their own. The documents of a
+  // packed row stay together.
+  if (to_read > 0 || !pieces.empty() || !packed.empty()) return;
   if (begun >= rows.size() - at_once) return;
   uint64_t end = claim.begin + at_once + begun;
   if (job->dataset().mixes_pairs()) {
@@ -137,7 +162,8 @@ void ClaimedRows::Finish(uint64_t count) {
   finished += count;
   if (finished < rows.size() || cut_off) return;
   Job::Counters& counters = job->counters();
-  Count(claim.local ? counters.rows_local : counters.rows_remote, finished);
+  Count(claim.local ? counters.rows_local : counters.rows_remote,
+        claim.end - claim.begin);
   job->FinishRows(claim);
 }
 

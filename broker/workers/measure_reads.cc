@@ -183,13 +183,29 @@ StatusOr<Measured> ReadAll(std::vector<Reading>& readings,
   return all;
 }
 
+// At most so many as there are rows: it is enough to measure.
+std::vector<Plan::Row> DocumentsOf(const Packing& packing,
+                                   const std::vector<Plan::Row>& sequences) {
+  std::vector<Plan::Row> documents;
+  std::vector<Piece> pieces;
+  for (size_t i = 0; documents.size() < sequences.size(); ++i) {
+    packing.PiecesOf(sequences[i].record, sequences[i].pass, &pieces);
+    for (const Piece& piece : pieces) {
+      documents.push_back({.record = piece.record});
+    }
+  }
+  return documents;
+}
+
 // The first records of the plan, and the bytes that they are known to have.
-std::vector<uint64_t> FirstRecords(const Plan& plan, const Source& source,
+std::vector<uint64_t> FirstRecords(const Plan& plan, const Dataset& dataset,
                                    uint64_t* bytes) {
+  const Source& source = *dataset.source;
   std::vector<Plan::Row> rows(
       std::min({plan.rows_per_epoch(), plan.records(), kRowsMax}));
   Shuffles shuffles;
   plan.Rows(0, 0, rows.size(), &shuffles, rows.data());
+  if (dataset.packing != nullptr) rows = DocumentsOf(*dataset.packing, rows);
   std::vector<uint64_t> records;
   ReadRequest request;
   for (const Plan::Row& row : rows) {
@@ -240,7 +256,7 @@ Status MeasureReads(const DatasetSpec& spec, const FunctionOptions& functions,
   uint64_t bytes = 0;
   if (!std::holds_alternative<StreamSource>(spec.source)) {
     PENSTOCK_ASSIGN_OR_RETURN(const Plan plan, PlanOf(spec, *dataset, 1, 1));
-    records = FirstRecords(plan, source, &bytes);
+    records = FirstRecords(plan, *dataset, &bytes);
   }
   if (!records.empty()) {
     const size_t threads =

@@ -47,6 +47,23 @@ class Row {
   std::vector<std::byte*> places_;
 };
 
+Status MakePacked(const Dataset& dataset, const Plan& plan,
+                  const Plan::Row& sequence, Shuffles* shuffles,
+                  RowMaker* maker, RowMaker::Places out) {
+  std::vector<Piece> pieces;
+  dataset.packing->PiecesOf(sequence.record, sequence.pass, &pieces);
+  dataset.packed_rows->Begin(pieces, out);
+  for (const Piece& piece : pieces) {
+    Plan::Row document = sequence;
+    document.record = piece.record;
+    maker->SetPiece(piece);
+    PENSTOCK_ASSIGN_OR_RETURN(const RowMaker::Outcome made,
+                              maker->MakeAnyhow(document, plan, shuffles, out));
+    if (!made.record) dataset.packed_rows->LeaveOut(piece, out);
+  }
+  return OkStatus();
+}
+
 }  // namespace
 
 Status Replay(const DatasetSpec& spec, const FunctionOptions& functions,
@@ -109,6 +126,12 @@ Status Replay(const DatasetSpec& spec, const FunctionOptions& functions,
         return written ? OkStatus() : ErrnoError(errno, "write a record");
       };
       for (uint64_t i = 0; i < share.rows; ++i) {
+        if (dataset->packing != nullptr) {
+          PENSTOCK_RETURN_IF_ERROR(MakePacked(*dataset, plan, rows[i],
+                                              &shuffles, &maker, row.places()));
+          PENSTOCK_RETURN_IF_ERROR(write(static_cast<int64_t>(rows[i].record)));
+          continue;
+        }
         const uint64_t place = share.first_row + i;
         std::optional<uint64_t> partner;
         if (dataset->mixes_pairs()) {

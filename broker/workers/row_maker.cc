@@ -39,6 +39,11 @@ RowMaker::RowMaker(const Dataset& dataset, const DatasetSpec& spec,
     scratch_.push_back(program->MakeScratch(cancelled, &clock_));
   }
   SetForm(dataset.element_spec());
+  if (dataset.packed_rows == nullptr) return;
+  for (const Feature& feature : dataset.packed_rows->document_spec()) {
+    document_.emplace_back(feature.RowBytes());
+    wide_out_.push_back(document_.back().data());
+  }
 }
 
 void RowMaker::Expect(std::span<const Plan::Row> rows) {
@@ -137,6 +142,7 @@ void RowMaker::SetForm(const ElementSpec& form) {
 }
 
 RowMaker::Places RowMaker::Wide(Places out) {
+  if (!document_.empty()) return wide_out_;
   if (!any_narrow_) return out;
   wide_out_.assign(out.begin(), out.end());
   for (List& each : lists_) {
@@ -146,6 +152,9 @@ RowMaker::Places RowMaker::Wide(Places out) {
 }
 
 Status RowMaker::FinishLists(Places out) const {
+  if (!document_.empty()) {
+    return dataset_.packed_rows->Put(piece_, wide_out_, out);
+  }
   for (const List& each : lists_) {
     const Feature& feature = (*form_)[each.feature];
     int64_t length = 0;

@@ -54,6 +54,9 @@ class RowMaker {
   void SetPart(std::optional<uint32_t> part) {
     SetForm(dataset_.element_spec(part));
   }
+  // Rows that are made from here on are documents, of which a packed row has
+  // this piece.
+  void SetPiece(const Piece& piece) { piece_ = piece; }
   // These rows will be made next, in this order.
   void Expect(std::span<const Plan::Row> rows);
   // Makes a row of what was read for it, which is nothing if its source needs
@@ -107,8 +110,8 @@ class RowMaker {
                     bool from_cache, Places out, MadeBy* by);
   void SetForm(const ElementSpec& form);
   // Where programs write a row, whose lists may have more room than `out`; and
-  // what of it is a row of the batch. DataLoss: a length is negative, or longer
-  // than the room of its list.
+  // what of it is a row of the batch, or a piece of one. DataLoss: a length is
+  // negative, or longer than the room of its list; PackedRows::Put.
   Places Wide(Places out);
   Status FinishLists(Places out) const;
   Status MakeByProcess(const Plan::Row& row);
@@ -145,6 +148,9 @@ class RowMaker {
   std::vector<List> lists_;
   bool any_narrow_ = false;
   std::vector<std::byte*> wide_out_;
+  // A document of a packed row, by feature.
+  Piece piece_;
+  std::vector<std::vector<std::byte>> document_;
   RawRecord raw_;
   RawRecord head_;  // what the head of `map` has made
   std::vector<std::byte> unpack_scratch_;

@@ -156,18 +156,25 @@ void Worker::Made(ClaimedRows& rows, uint64_t count, uint64_t begin_ns) {
   if (rows.finished + count == rows.rows.size()) maker_.MixPairs(rows);
   const uint64_t end_ns = MonotonicNs();
   Count(rows.job->counters().decode_ns, end_ns - begin_ns);
-  Count(rows.job->counters().decoded, count);
+  // The documents of packed rows count once all of the claim are made.
+  uint64_t rows_made = count;
+  if (!rows.packed.empty()) {
+    Count(rows.job->counters().documents, count);
+    const bool all = rows.finished + count == rows.rows.size();
+    rows_made = all ? rows.claim.end - rows.claim.begin : 0;
+  }
+  Count(rows.job->counters().decoded, rows_made);
   rows.account->Charge(end_ns - begin_ns);
   if (host_->trace().on()) {
     host_->trace().Add(
         seat_.job == 0 ? TraceActivity::kMake : TraceActivity::kFunction,
-        seat_.thread_index, &rows.job->key(), count, begin_ns, end_ns);
+        seat_.thread_index, &rows.job->key(), rows_made, begin_ns, end_ns);
   }
   const RowMaker::CacheUse use = rows.state->maker->TakeCacheUse();
   if (use.hits > 0) Count(rows.job->counters().cache_hits, use.hits);
   if (use.misses > 0) Count(rows.job->counters().cache_misses, use.misses);
   if (StepClock& clock = rows.state->maker->clock(); clock.on()) {
-    rows.job->CountParts(clock.Stop(end_ns), count);
+    rows.job->CountParts(clock.Stop(end_ns), rows_made);
   }
   rows.Finish(count);
 }

@@ -58,11 +58,13 @@ struct TriedRow {
 // all keys and whole paths, is too long for a job.
 std::optional<TriedRow> TryRow(PrivateBroker* broker,
                                nlohmann::ordered_json spec) {
-  spec["batch"] = {{"size", 1}};
+  SetBatchSize(&spec, 1);
   spec["epochs"] = spec["steps_per_epoch"] = 1;
   spec["prefetch"] = spec["hold"] = 1;
-  // A job fails when all of its rows are skipped.
-  if (spec["on_error"] == "skip") spec["on_error"] = "substitute";
+  // A job fails when all of its rows are skipped. A document has no substitute.
+  if (spec["on_error"] == "skip" && !spec["batch"].contains("pack")) {
+    spec["on_error"] = "substitute";
+  }
   const JobToTake job = {"", spec.dump(), UniqueJobName("check")};
   if (job.spec.size() > kSpecBytesMax) return std::nullopt;
   TriedRow row;
@@ -141,6 +143,24 @@ void PrintIndex(const DatasetIndex& index, int world_size,
   line("dataset", index.dataset);
   line("records", index.IsStream() ? "as many as its producers put"
                                    : FormatCount(index.records));
+  if (const auto& packing = FieldOf(index.answer, "packing");
+      packing.is_object()) {
+    const auto of = [&packing](const char* key) {
+      return FormatCount(CountField(packing, key).value_or(0));
+    };
+    line("packed",
+         Format("{} of {} documents in {} sequences, at most {} in "
+                "one; {:.2f} % full",
+                Counted(of("items"), "item", "items"), of("documents"),
+                FormatCount(index.records), of("in_sequence"),
+                100 * NumberField(packing, "fill").value_or(0)));
+    if (of("left_out") != "0") {
+      line("", of("left_out") + " longer documents are left out");
+    }
+    if (of("cut_off") != "0") {
+      line("", of("cut_off") + " items are cut off longer documents");
+    }
+  }
   told("left out", "left_out");
   told("fingerprint", "fingerprint");
   if (!index.class_names.empty()) {

@@ -249,10 +249,11 @@ class SpecRuns {
     OrderedJson spec = spec_;
     const OrderedJson by_part =
         spec["batch"].value("by_part", OrderedJson::array());
-    if (!by_part.empty()) {
-      // A selection of all parts together would cut batches.
-      spec["steps_per_epoch"] = std::max<uint64_t>(
-          kRepeatedMin / std::max<uint64_t>(batch, 1), by_part.size());
+    if (!by_part.empty() || spec["batch"].contains("pack")) {
+      // A selection of all parts together would cut batches, or sequences.
+      spec["steps_per_epoch"] =
+          std::max<uint64_t>(kRepeatedMin / std::max<uint64_t>(batch, 1),
+                             std::max<uint64_t>(by_part.size(), 1));
       if (spec["shuffle"].is_object()) spec["shuffle"]["each_epoch"] = false;
       return spec;
     }

@@ -6,8 +6,10 @@
 #ifndef CLIENT_COMMAND_FIRST_BATCH_H_
 #define CLIENT_COMMAND_FIRST_BATCH_H_
 
+#include <cstdint>
 #include <functional>
 #include <string>
+#include <utility>
 
 #include "client/penstock.h"
 #include "client/private_broker/private_broker.h"
@@ -30,6 +32,15 @@ bool HasOwnSteps(const Json& spec) {
   const Json& batch = spec.at("batch");
   return batch.contains("buckets") || batch.contains("by_part") ||
          spec.value("shard", "") == "file";
+}
+
+// Batches of so many rows instead of the spec's; packed ones stay as they are.
+template <typename Json>
+void SetBatchSize(Json* spec, uint64_t rows) {
+  Json& batch = (*spec)["batch"];
+  Json pack = batch.value("pack", Json());
+  batch = {{"size", rows}};
+  if (!pack.is_null()) batch["pack"] = std::move(pack);
 }
 
 // The error of a call of the library that returned this code.

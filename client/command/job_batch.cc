@@ -108,8 +108,8 @@ StatusOr<Json> LastBatch(const std::string& socket, const BatchOfJob& job) {
   state["owed"] = Json::array();
   state["delivery"] = "split";
   if (rows.batch > 0) {
-    spec["batch"] = {
-        {"size", spec.contains("steps_per_epoch") ? rows.batch : rows.count}};
+    SetBatchSize(&spec,
+                 spec.contains("steps_per_epoch") ? rows.batch : rows.count);
   }
   spec["prefetch"] = 1;
   spec["hold"] = 1;

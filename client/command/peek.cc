@@ -181,7 +181,7 @@ Status ShowRow(const PeekTask& task, const ElementSpec& features,
 // in the order, and so its random numbers and its neighbour in a mixup, does
 // not depend on batches.
 void MakeOneRow(OrderedJson* spec, uint64_t rows_per_epoch) {
-  (*spec)["batch"] = {{"size", 1}};
+  SetBatchSize(spec, 1);
   (*spec)["steps_per_epoch"] = rows_per_epoch;
   (*spec)["prefetch"] = (*spec)["hold"] = 1;
   spec->erase("shard");
@@ -209,6 +209,7 @@ StatusOr<OrderedJson> SpecOfRecord(const DatasetIndex& index,
   spec["shuffle"] = "none";
   spec["epochs"] = 1;
   spec["on_error"] = "fail";
+  spec["batch"].erase("pack");
   MakeOneRow(&spec, 1);
   return spec;
 }

@@ -166,6 +166,24 @@ ORDERED = {
         BATCH, buckets=penstock.buckets("tokens.length", count=4), last="drop"),
     "tokens": lambda folder: lists(folder).shuffle(seed=3).batch(
         tokens=40, buckets=penstock.buckets("tokens.length", count=4)),
+    "packed-in-order": lambda folder: lists(folder).batch(
+        BATCH, pack=penstock.pack(11, with_=["records"])),
+    "packed": lambda folder: lists(folder).shuffle(seed=3).batch(
+        BATCH, pack=penstock.pack(11, with_=["cu_seqlens", "records"], window=25)),
+    "packed-first-fit": lambda folder: lists(folder).skip(3).shuffle(
+        seed=3, each_epoch=False).batch(
+            BATCH, pack=penstock.pack(6, method="first_fit"), last="drop"),
+    "packed-split": lambda folder: lists(folder).shuffle(seed=3).batch(
+        BATCH, pack=penstock.pack(7, method="split", window=40, with_=["position_ids"]),
+        last="pad"),
+    "packed-parts": lambda folder: Dataset.mix(
+        [lists(folder).take(30), lists(folder).skip(30)], [1, 2],
+        when_out="repeat").shuffle(seed=3).batch(
+            BATCH, pack=penstock.pack(11, window=16, with_=["records"])),
+    "packed-across-parts": lambda folder: Dataset.mix(
+        [lists(folder).take(30), lists(folder).skip(30)], [1, 2],
+        when_out="drop").shuffle(seed=3).steps_per_epoch(9).batch(
+            BATCH, pack=penstock.pack(11, across_parts=True, with_=["records"])),
     "last-partial": lambda folder: with_a_short_last_batch("partial"),
     "last-drop": lambda folder: with_a_short_last_batch("drop"),
     "last-pad": lambda folder: with_a_short_last_batch("pad"),

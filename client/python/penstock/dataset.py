@@ -704,6 +704,7 @@ class Dataset:
               tokens: Optional[int] = None,
               tokens_per_rank: Optional[int] = None,
               buckets: Optional[Mapping[str, Any]] = None,
+              pack: Optional[Mapping[str, Any]] = None,
               last: Optional[str] = None) -> "Dataset":
         """Global batches of ``size`` rows, or ``per_rank`` rows for each rank, or of a mix
         ``by_part`` rows of one part each, as ``mix`` says of parts with a batch.
@@ -713,10 +714,13 @@ class Dataset:
         ``buckets``, which ``penstock.buckets(...)`` gives: a batch has rows of like
         length, and its lists are as wide as the longest of their bucket. Then ``tokens``
         or ``tokens_per_rank`` may stand for the number of rows: as many rows as make
-        at most so many, each counted as the longest of its bucket."""
+        at most so many, each counted as the longest of its bucket.
+
+        ``pack``, which ``penstock.pack(...)`` gives: each row is a sequence of several
+        documents, the lists of the records."""
         return self._with_step("batch", given(
             size=size, per_rank=per_rank, by_part=by_part, tokens=tokens,
-            tokens_per_rank=tokens_per_rank, buckets=buckets, last=last))
+            tokens_per_rank=tokens_per_rank, buckets=buckets, pack=pack, last=last))
 
     def repeat(self, epochs: Optional[int] = None) -> "Dataset":
         """Sets the number of epochs; None: forever."""

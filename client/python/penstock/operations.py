@@ -527,6 +527,27 @@ def buckets(by: str, count: Optional[int] = None,
     return given(by=by, count=count, boundaries=boundaries)
 
 
+def pack(length: int, *, feature: Optional[str] = None, by: Optional[str] = None,
+         method: Optional[str] = None, longer: Optional[str] = None,
+         window: Optional[int] = None, across_parts: Optional[bool] = None,
+         documents: Optional[int] = None, pad: Optional[Mapping[str, int]] = None,
+         with_: Optional[Sequence[str]] = None,
+         mask_first: Optional[bool] = None) -> Dict[str, Any]:
+    """The ``pack`` of ``Dataset.batch``: rows of ``length`` items, each of the list
+    ``feature`` of several records, the documents, whose lengths a column (``by``) says.
+    ``method``: "best_fit", "first_fit", or "split", which cuts all documents where a
+    sequence is full. ``longer``: a document longer than a sequence comes in pieces
+    ("split"), loses its end ("cut"), is left out ("drop"), or an error ("fail").
+    ``window`` documents (65,536) are packed together, of a mix also ``across_parts``. A
+    sequence has at most so many ``documents``. ``pad``: what fills its end, by list (0).
+    ``with_``: further features, of "position_ids", "document_ids", "seq_lens",
+    "cu_seqlens", "loss_mask" and "records"; ``mask_first``: loss_mask is 0 at the first
+    item of each document too."""
+    return given(length=length, feature=feature, by=by, method=method, longer=longer,
+                 window=window, across_parts=across_parts, documents=documents, pad=pad,
+                 mask_first=mask_first, **{"with": with_})
+
+
 def vocabulary(from_: Path, feature: Optional[str] = None,
                min_count: Optional[int] = None,
                max_size: Optional[int] = None) -> Dict[str, Any]:
