@@ -232,6 +232,8 @@ def main():
     parser.add_argument("--step-ms", type=float, default=20)
     parser.add_argument("--workers", type=int, default=2, help="of the broker")
     parser.add_argument("--runs", type=int, default=5)
+    parser.add_argument("--replicas", nargs="+", type=int, choices=(8, 4, 2, 1),
+                        default=(8, 4, 2, 1), help="processes of a group")
     parser.add_argument("--ways", nargs="+", choices=WAYS, default=WAYS)
     parser.add_argument("--json", action="store_true", help="all runs, not medians")
     options = parser.parse_args()
@@ -240,7 +242,7 @@ def main():
         path = os.path.join(folder, "rows.bin")
         make_file(path, options)
         for _ in range(options.runs):
-            for replicas in (8, 4, 2, 1):
+            for replicas in options.replicas:
                 for way in options.ways:
                     found.setdefault((replicas, way), []).append(
                         measured(options, way, path, replicas))

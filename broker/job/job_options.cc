@@ -137,6 +137,11 @@ json JobOptionsToJson(const JobOptions& options) {
   ForEachAgreed(options, [&](const char* key, const auto& value) {
     record[key] = ToJson(value);
   });
+  // As ever: other brokers know the job by its digest.
+  if (options.replicas == 1) {
+    record.erase("replicas");
+    record.erase("local_replicas");
+  }
   if (options.start) record["start"] = JobStateToJson(*options.start);
   for (const WeightsChange& change : options.weights) {
     record["weights"].push_back(WeightsChangeToJson(change));
@@ -149,7 +154,7 @@ StatusOr<JobOptions> JobOptionsFromJson(const json& record) {
   PENSTOCK_ASSIGN_OR_RETURN(
       options.spec, ParseJournaledSpec(record.at("spec").get<std::string>()));
   ForEachAgreed(options, [&](const char* key, auto& value) {
-    // Those of an older broker have not all of them.
+    // Those of one process for each rank are left out.
     if (record.contains(key)) FromJson(record[key], &value);
   });
   options.wait_s = record.at("wait_s").get<double>();

@@ -80,8 +80,8 @@ struct ClaimedRows {
   WorkerJob* state = nullptr;     // for job
   uint64_t job_number = 0;        // the host's
   Claim claim;
-  // The rows; if the job packs, their documents, of which `packed` says where they
-  // go.
+  // The rows; if the job packs, their documents, of which `packed` says where
+  // they go.
   std::vector<Plan::Row> rows;
   struct Packed {
     uint64_t row = 0;  // of the claim

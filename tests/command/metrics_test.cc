@@ -118,13 +118,13 @@ TEST(MetricsTest, SeriesHaveTheNamesOfTheirJobAndNothingElse) {
       text,
       HasSubstr("penstock_rank_wait_seconds_total{job_name=\"a \\\"job\\\"\\n"
                 "\\\\\",dataset=\"dataset\",uid=\"7\",consumer=\"7\","
-                "rank=\"7\"} 0.25\n"));
+                "rank=\"7\",replica=\"7\"} 0.25\n"));
   EXPECT_THAT(text, HasSubstr("state=\"quarantined\"} 7\n"));
   EXPECT_THAT(text, HasSubstr("penstock_late_reads 1\n"));
   const std::set<std::string> allowed = {
       "job_name", "dataset",      "uid",      "consumer", "rank",
       "producer", "node",         "state",    "kind",     "what",
-      "version",  "read_backend", "delivery", "sandbox"};
+      "version",  "read_backend", "delivery", "sandbox",  "replica"};
   const std::regex label("[{,]([a-z_]+)=\"");
   for (std::sregex_iterator each(text.begin(), text.end(), label), end;
        each != end; ++each) {

@@ -354,7 +354,10 @@ OF_ITS_OWN = {
     "crop": {"how": inspect.Parameter.empty, "size": inspect.Parameter.empty,
              "feature": None, "mask": None, "boxes": None, "interpolation": None},
     "shuffle": {"seed": 0, "each_epoch": None, "window_files": None},
-    # `from` is a word of Python's.
+    # `from` and `with` are words of Python's.
+    "pack": {"length": inspect.Parameter.empty, "feature": None, "by": None,
+             "method": None, "longer": None, "window": None, "across_parts": None,
+             "documents": None, "pad": None, "with_": None, "mask_first": None},
     "normalize": {"mean": None, "std": None, "dtype": None, "layout": None,
                   "feature": None, "from_": None},
     "convert_boxes": {"from_": inspect.Parameter.empty, "to": inspect.Parameter.empty,
@@ -372,7 +375,7 @@ def test_the_functions_have_the_keys_of_the_declarations():
         if of in ("select", "parts", "schedule"):
             continue  # methods and arguments of their own, tested below
         for name, kind in kinds.items():
-            free = of in ("map", "crop", "masks", "vocabulary", "buckets")
+            free = of in ("map", "crop", "masks", "vocabulary", "buckets", "pack")
             function = getattr(penstock if free else penstock.Dataset, name)
             wanted = OF_ITS_OWN.get(name) or {
                 key: inspect.Parameter.empty if each["required"] else None

@@ -454,20 +454,19 @@ def test_the_launchers_ranks_in_turn(attach, launched, rows):
 
 
 def test_ranks_of_the_command(tmp_path, rows):
-    (tmp_path / "train.yaml").write_text(rows.to_yaml() if hasattr(rows, "to_yaml") else
-                                         rows.to_json())
+    (tmp_path / "train.yaml").write_text(rows.to_yaml())
     program = ("import penstock, json\n"
-               "with penstock.attach() as r:\n"
-               "  print(json.dumps([r.rank, r.replica, [b['value'].tolist() for b in r]]))\n")
+               "with penstock.attach() as r, open(f'{r.rank}.{r.replica}', 'x') as out:\n"
+               "  json.dump([b['value'].tolist() for b in r], out)\n")
     done = subprocess.run(
-        [command(), "run", "--dataset", tmp_path / "train.yaml", "--ranks", "4",
-         "--replicas", "2", "--", sys.executable, "-c", program],
-        capture_output=True, text=True, timeout=120)
+        [command(), "run", "--dataset", "train.yaml", "--ranks", "4", "--replicas", "2",
+         "--", sys.executable, "-c", program],
+        capture_output=True, text=True, timeout=120, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
-    found = {(rank, replica): steps
-             for rank, replica, steps in map(json.loads, done.stdout.splitlines())}
-    assert sorted(found) == [(0, 0), (0, 1), (1, 0), (1, 1)]
-    assert found[0, 0] == found[0, 1] and found[1, 0] == found[1, 1]
+    found = {path.name: json.loads(path.read_text()) for path in tmp_path.glob("?.?")}
+    assert sorted(found) == ["0.0", "0.1", "1.0", "1.1"]
+    assert found["0.0"] == found["0.1"] and found["1.0"] == found["1.1"]
+    assert sorted(sum(found["0.0"] + found["1.0"], [])) == list(range(ROWS))
     refused = subprocess.run([command(), "run", "--ranks", "3", "--replicas", "2", "--", "true"],
                              capture_output=True, text=True)
     assert refused.returncode == 2

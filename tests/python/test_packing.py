@@ -148,6 +148,55 @@ def test_all_ranks_get_equally_many_rows_of_the_same_plan(dataset):
         reader.close()
 
 
+@pytest.mark.parametrize("delivery", ["dynamic", "broadcast", "independent"])
+def test_every_delivery_has_whole_passes(dataset, delivery):
+    made = packed(dataset.shuffle(seed=3))
+    readers = [penstock.attach(made, rank, 2, job=f"packed-{delivery}", delivery=delivery)
+               for rank in range(2)]
+    of_rank = [[], []]
+    left = list(enumerate(readers))
+    while left:
+        for rank, reader in list(left):
+            batch = next(iter(reader), None)
+            if batch is None:
+                left.remove((rank, reader))
+                continue
+            of_rank[rank] += [piece for row in pieces_of(batch) for piece in row]
+            del batch
+    for reader in readers:
+        reader.close()
+    for pieces in [of_rank[0] + of_rank[1]] if delivery == "dynamic" else of_rank:
+        check_pass(pieces)
+    assert (of_rank[0] == of_rank[1]) == (delivery == "broadcast")
+
+
+def test_documents_that_functions_make_are_packed(dataset, tmp_path):
+    (tmp_path / "documents.py").write_text(
+        "def negative(row):\n"
+        "    row['tokens'] = -row['tokens']\n"
+        "    return row\n\n\n"
+        "def longer(row):\n"
+        "    row['tokens.length'] += 1\n"
+        "    return row\n")
+    data = dataset.map(penstock.drop("labels"))
+    features = {"tokens": penstock.TensorSpec((ROOM,), "int32"),
+                "tokens.length": penstock.TensorSpec((), "int64")}
+
+    def attach_there(function):
+        made = data.map(penstock.python(f"documents:{function}", features)).batch(
+            8, pack=penstock.pack(LENGTH))
+        return penstock.attach(made, job=function, socket=broker.socket, timeout_s=60)
+    with penstock.broker(workers=2, python_path=[tmp_path]) as broker:
+        items = []
+        with attach_there("negative") as reader:
+            for batch in reader:
+                items += (-batch["tokens"][batch["tokens"] < 0]).tolist()
+        assert sorted(items) == sorted(sum(DOCUMENTS, []))[1:]  # without item 0 of document 0
+        with attach_there("longer") as reader:
+            with pytest.raises(penstock.DataLoss, match="`map` may not change its length"):
+                list(reader)
+
+
 @pytest.mark.parametrize("across", [False, True])
 def test_parts_of_a_mix_share_rows_only_when_asked(attach, tmp_path, across):
     files = [write(tmp_path / "a.jsonl", DOCUMENTS[:100]),

@@ -452,7 +452,7 @@ TEST(DatasetSpecTest, UnknownKeysWithNothingNearListTheKnownOnes) {
   EXPECT_EQ(ErrorOf("dataset: d\nsource: {range: 9}\nbatch: {workers: 4}\n"),
             "3:9: batch: unknown key 'workers'; known here: size, per_rank, "
             "tokens, tokens_per_rank, "
-            "by_part, buckets, last");
+            "by_part, buckets, pack, last");
 }
 
 TEST(DatasetSpecTest, DuplicateKeysAreErrorsAtTheSecond) {

@@ -965,7 +965,7 @@ constexpr SpecCase kSpecCases[] = {
      "found a list of 1"},
     {"source: {range: 9}\nbatch: [8]", "batch",
      "a mapping of size, per_rank, tokens, tokens_per_rank, by_part, buckets, "
-     "last, found a list of 1"},
+     "pack, last, found a list of 1"},
     {"source: {range: 9}\nbatch: {size: 0}", "batch.size", "from 1 to"},
     {"source: {range: 9}\nbatch: {size: 10, last: drop}", "batch",
      "use a smaller batch, last: partial"},
@@ -1057,6 +1057,36 @@ constexpr SpecCase kSpecCases[] = {
      "source.mix.schedule", "from row 9 on: give another part a weight there"},
     {"source: {range: 9}\nbatch: {size: 1}\nmap: [{flip: {}}]", "map[0].flip",
      "wants an image"},
+    // ---- sequences of several documents
+    {"source: {range: 9}\nbatch: {size: 1, pack: {}}", "batch.pack.length",
+     "is missing"},
+    {"source: {range: 9}\nbatch: {size: 1, pack: {length: 0}}",
+     "batch.pack.length", "from 1 to 4194304"},
+    {"source: {range: 9}\nbatch: {size: 1, pack: {length: 8, with: [masks]}}",
+     "batch.pack.with[0]", "known here: position_ids, document_ids"},
+    {"source: {range: 9}\nbatch: {size: 1, pack: {length: 8, with: [records, "
+     "records]}}",
+     "batch.pack.with[0]", "is named twice"},
+    {"source: {range: 9}\nbatch: {size: 1, pack: {length: 8, method: split, "
+     "longer: drop}}",
+     "batch.pack.longer", "leave this out"},
+    {"source: {range: 9}\nbatch: {size: 1, pack: {length: 8, mask_first: "
+     "true}}",
+     "batch.pack.mask_first", "add it to `with`"},
+    {"source: {range: 9}\nbatch: {size: 1, pack: {length: 8, documents: 9}}",
+     "batch.pack.documents", "has no room for 9"},
+    {"source: {range: 9}\nbatch: {tokens: 8, pack: {length: 8}}",
+     "batch.tokens", "wanted `buckets: {by: COLUMN}` too"},
+    {"source: {mix: {parts: [{source: {range: 9}}]}}\nbatch: {by_part: [1], "
+     "pack: {length: 8}}",
+     "batch.pack", "leave out `by_part`"},
+    {"source: {mix: {parts: [{source: {range: 9}}]}}\nshuffle: {seed: 1, "
+     "window_files: 2}\nbatch: {size: 1, pack: {length: 8}}",
+     "batch.pack", "leave out shuffle.window_files"},
+    {"source: {stream: {features: {x: {dtype: uint8, shape: []}}}}\nbatch: "
+     "{size: 1, "
+     "pack: {length: 8}}",
+     "batch.pack", "let the producer put sequences"},
     // ---- parts with steps and batches of their own
     {"source: {range: 9}\nbatch: {size: 1}\nmap_by_part: [[]]", "map_by_part",
      "the source has no parts: leave it out, or use `mix`"},
