@@ -297,6 +297,49 @@ struct LmdbSource {
   OpenedSource Open(OpenProgress* progress) const;
 };
 
+// ---- megatron.cc
+
+// Samples of Megatron's IndexedDatasets, as its GPTDataset and BlendedDataset
+// make them: windows of documents.
+struct MegatronSource {
+  enum class Use { kTrain, kValid, kTest };
+  enum class Order { kMegatron, kPenstock };
+  enum class LastPartial { kDrop, kPad };
+  enum class Feature { kTokens, kLabels, kLossMask, kPositionIds, kDatasetId };
+  struct Part {
+    std::optional<double> weight;
+    std::string prefix;
+    bool operator==(const Part&) const = default;
+  };
+
+  std::string prefix;  // or
+  std::vector<Part> blend;
+  uint64_t sequence_length = 0;
+  std::optional<uint64_t> samples;
+  std::optional<std::string> split;
+  Use use = Use::kTrain;
+  Order order = Order::kMegatron;
+  std::optional<uint64_t> seed;   // nullopt: kSeed
+  std::string cache;              // a folder; "": none
+  std::optional<double> surplus;  // nullopt: kSurplus
+  bool extra_token = true;
+  LastPartial last_partial = LastPartial::kDrop;
+  std::vector<Feature> features = {Feature::kTokens, Feature::kLabels};
+  std::optional<int64_t> pad;
+  std::optional<int64_t> eod_mask_loss;       // the token
+  std::optional<int64_t> reset_position_ids;  // likewise
+  std::optional<int64_t> vocab_size;
+  Io io = Io::kAuto;
+  bool operator==(const MegatronSource&) const = default;
+
+  // Megatron's defaults.
+  static constexpr uint64_t kSeed = 1234;
+  static constexpr double kSurplus = 0.005;
+
+  static const Declaration<MegatronSource>& Declared();
+  OpenedSource Open(OpenProgress* progress) const;
+};
+
 // ---- python_dataset.cc
 
 // A map-style dataset of Python (`__len__`, `__getitem__`): each worker has a
@@ -470,6 +513,7 @@ using SourceSpec = std::variant<  //
     WebdatasetSource,             //
     MdsSource,                    //
     LmdbSource,                   //
+    MegatronSource,               //
     ParquetSource,                //
     PythonDatasetSource,          //
     RangeSource,                  //

@@ -69,6 +69,18 @@ size_t Convert(Stored stored, const std::byte* from, size_t tokens,
   return 0;
 }
 
+// The header of a file of llm.c and modded-nanogpt: 256 numbers of 32 bits:
+// magic, version, how many tokens follow.
+struct LlmcKind {
+  uint32_t magic;
+  uint32_t version;
+  Stored stored;
+};
+constexpr LlmcKind kLlmcKinds[] = {{20240520, 1, Stored::kUint16},
+                                   {20240801, 7, Stored::kUint32}};
+constexpr uint64_t kLlmcHeaderBytes = 256 * sizeof(uint32_t);
+constexpr uint64_t kLlmcFields = 3;
+
 // What a file has.
 struct FileTokens {
   Stored stored;
@@ -76,13 +88,44 @@ struct FileTokens {
   uint64_t tokens;
 };
 
+// nullopt: it has no such header.
+StatusOr<std::optional<FileTokens>> FindLlmcTokens(
+    const TokensSource& spec, const DataFile& file,
+    std::span<const std::byte> head) {
+  const auto field = [&](size_t i) {
+    return ValueAt<uint32_t>(&head[i * sizeof(uint32_t)]);
+  };
+  if (spec.header_bytes > 0 || file.bytes() < kLlmcHeaderBytes) {
+    return std::optional<FileTokens>();
+  }
+  for (const LlmcKind& kind : kLlmcKinds) {
+    if (field(0) != kind.magic || field(1) != kind.version) continue;
+    if (spec.dtype && *spec.dtype != kind.stored) {
+      return InvalidArgumentError(
+          "{}: `dtype: {}`, but its header (magic {}) says {}", file.path(),
+          Of(*spec.dtype).name, kind.magic, Of(kind.stored).name);
+    }
+    const uint64_t data = file.bytes() - kLlmcHeaderBytes;
+    if (data != field(2) * Of(kind.stored).bytes) {
+      return DataLossError(
+          "{}: {} tokens ({}) by its header (magic {}), but {} bytes follow; "
+          "it was cut off: copy it again",
+          file.path(), field(2), Of(kind.stored).name, kind.magic, data);
+    }
+    return std::optional(FileTokens{kind.stored, kLlmcHeaderBytes, field(2)});
+  }
+  return std::optional<FileTokens>();
+}
+
 StatusOr<FileTokens> FindTokens(const TokensSource& spec, const DataFile& file,
                                 OpenProgress* progress) {
   const std::string& path = file.path();
-  std::byte magic[kNpyMagicBytes];
-  PENSTOCK_ASSIGN_OR_RETURN(const uint64_t found,
-                            file.Read(0, magic, progress));
-  if (path.ends_with(".npy") || IsNpy(std::span(magic).first(found))) {
+  std::byte head[kLlmcFields * sizeof(uint32_t)];
+  static_assert(sizeof(head) >= kNpyMagicBytes);
+  PENSTOCK_ASSIGN_OR_RETURN(const uint64_t found, file.Read(0, head, progress));
+  const bool is_npy = IsNpy(std::span(head).first(found));
+  // OLMo's files are named so, too, but raw: their dtype is given.
+  if (is_npy || (path.ends_with(".npy") && !spec.dtype)) {
     PENSTOCK_ASSIGN_OR_RETURN(
         const NpyHeader header,
         ReadNpyHeader(path, file, 0, file.bytes(), progress));
@@ -100,6 +143,9 @@ StatusOr<FileTokens> FindTokens(const TokensSource& spec, const DataFile& file,
     }
     return FileTokens{stored, header.bytes, header.shape[0]};
   }
+  PENSTOCK_ASSIGN_OR_RETURN(const std::optional<FileTokens> llmc,
+                            FindLlmcTokens(spec, file, head));
+  if (llmc) return *llmc;
   const Stored stored = spec.dtype.value_or(Stored::kUint16);
   const uint64_t data =
       file.bytes() - std::min(file.bytes(), spec.header_bytes);
@@ -218,8 +264,9 @@ const Declaration<TokensSource>& TokensSource::Declared() {
   static const auto declared =
       Declaration<TokensSource>(
           "tokens",
-          "Sequences of tokens from one or several files, raw (little-endian) "
-          "or .npy of one dimension. A sequence never crosses from a file to "
+          "Sequences of tokens from one or several files, raw (little-endian), "
+          ".npy of one dimension, or with the header of llm.c and "
+          "modded-nanogpt. A sequence never crosses from a file to "
           "the next; tokens after the last whole sequence of a file are left "
           "out.")
           .Gives(
@@ -228,8 +275,9 @@ const Declaration<TokensSource>& TokensSource::Declared() {
           .Example("{files: [train_0.bin, train_1.bin], sequence_length: 1024}")
           .Required("files", &TokensSource::files, Files(), kFilesText)
           .Optional("dtype", &TokensSource::dtype, Maybe(StoredType()),
-                    "of the tokens in the files; a .npy file says it itself, "
-                    "of others it is uint16 by default")
+                    "of the tokens in the files; .npy and llm.c's files say it "
+                    "themselves, of others it is uint16 by default; given, "
+                    "a .npy file without NumPy's header is raw, as OLMo's")
           .Optional("header_bytes", &TokensSource::header_bytes,
                     WholeNumber<uint64_t>(0, kRowBytesMax),
                     "left out at the start of each file that is not .npy")

@@ -14,6 +14,7 @@
 #include "broker/source/kinds.h"
 #include "broker/source/sample_members.h"
 #include "broker/source/tar_scan.h"
+#include "common/layout.h"
 #include "common/printable.h"
 
 namespace penstock {

@@ -102,6 +102,8 @@ std::vector<std::string> SpecExamples() {
   constexpr Around kArounds[] = {
       {"crop", "map: [{decode_image: {size: 8, ", "}}]"},
       {"vocabulary", "map: [{lookup: {", "}}]"},
+      {"gpt_config", "source: {megatron: {prefix: a, sequence_length: 8, ",
+       "}}"},
       {"masks", "source: {image_folder: {path: /data/pictures, ", "}}"},
       {"parts", "source: {mix: {", "}}"},
       {"schedule",

@@ -15,6 +15,7 @@ import tarfile
 import wave
 import zlib
 
+import megatron_rules
 import numpy as np
 import penstock
 import pytest
@@ -192,6 +193,14 @@ def lmdb(folder, damaged):
     return penstock.Dataset.lmdb(folder, {"n": {"key": "label-*", **N["n"]}})
 
 
+def megatron(folder, damaged):
+    tokens = np.arange(RECORDS * 8 + 1)
+    if damaged:
+        tokens[BAD * 8 + 3] = 9999
+    megatron_rules.write_dataset(folder / "a", np.split(tokens, [7, 7, 30]))
+    return penstock.Dataset.megatron(folder / "a", 8, order="penstock", vocab_size=9999)
+
+
 def python(folder, damaged):
     return penstock.Dataset.python("squares:Squares",
                                    args={"bad": BAD} if damaged else {})
@@ -210,7 +219,7 @@ def synthetic(folder, damaged):
 
 
 SOURCES = [image_folder, coco, audio_folder, idx, fixed_length_records, text_lines, json_lines, csv, tokens,
-           npy, npz, tfrecord, webdataset, mds, lmdb, python, range_, tensors, synthetic]
+           npy, npz, tfrecord, webdataset, mds, lmdb, megatron, python, range_, tensors, synthetic]
 # What a record is told by, behind its file.
 DAMAGE = {
     image_folder: r"05\.jpg: .*",
@@ -226,6 +235,7 @@ DAMAGE = {
     webdataset: r"a\.tar, sample 5 at offset \d+: member cls: wanted a number",
     mds: r"a\.mds, sample 5 at offset \d+: column 't' \(str\): 99 bytes by its size; 5 are",
     lmdb: r"data\.mdb, sample 5 at offset \d+: key label-\*: wanted a number",
+    megatron: r"a\.bin, sample 5 \(offset 80\): token 3 of the sample is 9999; vocab_size",
     python: r"squares:Squares\[5\]: .*ValueError: no such square",
 }
 

@@ -128,6 +128,47 @@ TEST_F(TokensTest, ANpyFileSaysItsDType) {
               HasSubstr("f.npy: not in NumPy's format"));
 }
 
+TEST_F(TokensTest, AFileOfLlmcSaysItsDTypeAndCount) {
+  const auto shard = [](uint32_t magic, uint32_t version, uint32_t count,
+                        const std::string& tokens) {
+    std::vector<uint32_t> header(256);
+    header[0] = magic;
+    header[1] = version;
+    header[2] = count;
+    return Bytes(header) + tokens;
+  };
+  TokensSource spec{
+      .files = {{Write("a.bin", shard(20240520, 1, 9, Counting<uint16_t>(9)))}},
+      .sequence_length = 4};
+  EXPECT_THAT(Values<int64_t>(Record(*Open(spec), 1)[1]),
+              ElementsAre(5, 6, 7, 8));
+  spec.files = {{Write("b.bin", shard(20240801, 7, 9, Counting<uint32_t>(9)))}};
+  EXPECT_THAT(Values<int64_t>(Record(*Open(spec), 1)[1]),
+              ElementsAre(5, 6, 7, 8));
+  spec.dtype = TokensSource::Stored::kUint16;
+  EXPECT_EQ(OpenFails(spec, StatusCode::kInvalidArgument),
+            folder_ +
+                "/b.bin: `dtype: uint16`, but its header (magic 20240801) says "
+                "uint32");
+  spec.dtype.reset();
+  spec.files = {{Write("c.bin", shard(20240520, 1, 9, Counting<uint16_t>(8)))}};
+  EXPECT_EQ(OpenFails(spec, StatusCode::kDataLoss),
+            folder_ +
+                "/c.bin: 9 tokens (uint16) by its header (magic 20240520), but "
+                "16 bytes follow; it was cut off: copy it again");
+  // Another version may mean anything: tokens.
+  spec.files = {{Write("d.bin", shard(20240520, 2, 9, ""))}};
+  EXPECT_EQ(Open(spec)->record_count(), 127u);
+}
+
+TEST_F(TokensTest, ANpyFileWithoutAHeaderIsRawWhereItsDTypeIsGiven) {
+  TokensSource spec{.files = {{Write("olmo.npy", Counting<uint32_t>(9))}},
+                    .dtype = TokensSource::Stored::kUint32,
+                    .sequence_length = 4};
+  EXPECT_THAT(Values<int64_t>(Record(*Open(spec), 1)[1]),
+              ElementsAre(5, 6, 7, 8));
+}
+
 TEST_F(TokensTest, WhatDoesNotFitIsSaidWithNumbers) {
   TokensSource spec{.files = {{Write("long", Counting<uint16_t>(99)),
                                Write("short", Counting<uint16_t>(4))}},

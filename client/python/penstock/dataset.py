@@ -215,12 +215,13 @@ class Dataset:
                stride: Optional[int] = None, targets: Optional[str] = None,
                output_dtype: Any = None, io: Optional[str] = None,
                name: Optional[str] = None) -> "Dataset":
-        """Sequences of tokens from flat files: raw, or .npy with one dimension.
+        """Sequences of tokens from flat files: raw, as nanoGPT's and OLMo's, .npy with
+        one dimension, or with the header of llm.c and modded-nanogpt.
         Features: ``input`` [sequence_length] and ``target`` (the token after each),
         or only ``input`` with ``targets`` "none".
 
         ``dtype``: of the tokens in the files ("uint16", "uint32", "int32",
-        "int64"); a .npy file says it itself, of others it is uint16 if None.
+        "int64"); .npy and llm.c's files say it, of others it is uint16 if None.
         ``header_bytes``: skipped in each file that is not .npy. ``stride``: tokens
         from the start of a sequence to that of the next (sequence_length if None).
         ``output_dtype``: "int64" or "int32". A sequence never crosses from a file to
@@ -230,6 +231,44 @@ class Dataset:
             dtype=optional_dtype(dtype), header_bytes=header_bytes, stride=stride,
             targets=targets, output_dtype=optional_dtype(output_dtype), io=io),
             name)
+
+    @classmethod
+    def megatron(cls, prefix: Union[Path, List[Any]], sequence_length: int, *,
+                 samples: Optional[int] = None, split: Optional[str] = None,
+                 use: Optional[str] = None, order: Optional[str] = None,
+                 seed: Optional[int] = None, cache: Optional[Path] = None,
+                 features: Optional[Sequence[str]] = None,
+                 vocab_size: Optional[int] = None,
+                 gpt_config: Optional[Mapping[str, Any]] = None,
+                 io: Optional[str] = None,
+                 name: Optional[str] = None) -> "Dataset":
+        """The samples of Megatron's ``GPTDataset``, bit for bit, from ``prefix``.bin
+        and .idx; of its ``BlendedDataset``, where ``prefix`` is a list of prefixes or
+        of (weight, prefix). Features: ``tokens`` and ``labels`` int64
+        [sequence_length], or those of ``features``, also "loss_mask", "position_ids"
+        and "dataset_id".
+
+        Row n is Megatron's sample n: no ``shuffle``, and ``.batch(per_rank=
+        micro_batch_size, last="drop")``. ``samples``: train_iters *
+        global_batch_size; None: those of one pass. ``split``: such as "969,30,1";
+        None: all documents, as with --train-data-path. ``use``: "train", "valid" or
+        "test". ``seed``: Megatron's, 1234 if None. ``cache``: its path_to_cache, to
+        take its indices from there. ``gpt_config``: {"extra_token": False,
+        "last_partial": "pad", "surplus": ..., "pad": ..., "eod_mask_loss": ...,
+        "reset_position_ids": ...}, the last three tokens.
+
+        ``order`` "penstock": windows of the documents as they lie in the file, one
+        pass, for ``.shuffle``; nothing is built."""
+        def part(one: Any) -> Any:
+            return ([float(one[0]), absolute(one[1])] if isinstance(one, (list, tuple))
+                    else absolute(one))
+        blend = [part(each) for each in prefix] if isinstance(prefix, list) else None
+        return cls._of("megatron", given(
+            prefix=None if isinstance(prefix, list) else absolute(prefix), blend=blend,
+            sequence_length=sequence_length, samples=samples, split=split, use=use,
+            order=order, seed=seed, cache=None if cache is None else absolute(cache),
+            features=None if features is None else list(features),
+            vocab_size=vocab_size, gpt_config=gpt_config, io=io), name)
 
     @classmethod
     def npy(cls, features: Mapping[str, Files], *,

@@ -1,0 +1,135 @@
+// Which tokens a sample of a Megatron dataset has: a window of the stream of
+// documents, as they lie in the file, or in the order and shuffled as
+// megatron.core.datasets.gpt_dataset does it (0.16), number by number; and how
+// megatron.core.datasets.blended_dataset mixes datasets.
+#ifndef BROKER_SOURCE_MEGATRON_SAMPLES_H_
+#define BROKER_SOURCE_MEGATRON_SAMPLES_H_
+
+#include <array>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "broker/io/read_request.h"
+#include "broker/source/megatron_index.h"
+
+namespace penstock {
+
+// train, valid, test: the shares [begin, end) of a text such as "969,30,1";
+// nullopt: none. InvalidArgument: it is no such text.
+using MegatronShares = std::array<std::optional<std::pair<double, double>>, 3>;
+StatusOr<MegatronShares> ParseMegatronSplit(std::string_view split);
+
+// Documents [begin, end).
+struct MegatronRange {
+  uint64_t begin = 0;
+  uint64_t end = 0;
+  static MegatronRange Of(std::pair<double, double> share, uint64_t documents);
+};
+
+struct MegatronRules {
+  uint32_t sequence_length = 1;
+  bool extra_token = true;  // a sample has one token more
+  bool pads_last = false;   // a last sample of fewer tokens is one, too
+  uint32_t seed = 0;
+  // At least so many, by several passes; nullopt: those of one pass.
+  std::optional<uint64_t> samples;
+
+  uint64_t sample_tokens() const {
+    return uint64_t{sequence_length} + (extra_token ? 1 : 0);
+  }
+};
+
+// The samples of one dataset. Constant once made.
+class MegatronSamples {
+ public:
+  virtual ~MegatronSamples() = default;
+  uint64_t size() const { return size_; }
+  // Where the tokens of a sample are, in the order of the sample. Fewer than
+  // sample_tokens() of a last one. Leaves request with one part at least.
+  virtual void Locate(uint64_t sample, ReadRequest* request) const = 0;
+  virtual uint64_t memory_bytes() const { return 0; }
+
+ protected:
+  uint64_t size_ = 0;
+};
+
+// More pieces of a sample, of a document each, would be too many reads.
+inline constexpr uint64_t kMegatronPiecesMax = uint64_t{1} << 16;
+
+// The windows of the documents as they lie in the file, one after the other.
+// The index outlives the result; its places are kept if they are needed.
+StatusOr<std::unique_ptr<MegatronSamples>> MegatronWindows(
+    MegatronIndex* index, MegatronRange range, const MegatronRules& rules,
+    OpenProgress* progress);
+
+// The arrays of a GPTDataset.
+struct MegatronArrays {
+  NumberArray<uint32_t> documents;  // of all passes, in order
+  // Where each sample begins, and the last one ends: the number of a document
+  // in `documents` << 31 | the tokens before it there. A length has 31 bits.
+  NumberArray<uint64_t> begins;
+  NumberArray<uint32_t> shuffled;  // the sample that comes at each place
+
+  static constexpr uint64_t kDocumentsMax = uint64_t{1} << 33;
+  static constexpr uint64_t kSamplesMax = uint64_t{UINT32_MAX} - 2;
+  static uint64_t Begin(uint64_t document, uint64_t offset) {
+    return document << 31 | offset;
+  }
+};
+
+// How many of each there are.
+struct MegatronSizes {
+  uint64_t tokens = 0;  // of one pass
+  uint64_t passes = 1;
+  uint64_t documents = 0;
+  uint64_t samples = 0;
+  // So many samples are shuffled among each other, and so are the others; so
+  // are the documents of the last pass, if there are others.
+  uint64_t shuffled_first = 0;
+};
+// The index's places are kept. InvalidArgument: no sample, or too many.
+StatusOr<MegatronSizes> FindMegatronSizes(const MegatronIndex& index,
+                                          MegatronRange range,
+                                          const MegatronRules& rules);
+StatusOr<MegatronArrays> BuildMegatronArrays(const MegatronIndex& index,
+                                             MegatronRange range,
+                                             const MegatronRules& rules,
+                                             OpenProgress* progress);
+// Arrays that Megatron has left, of these sizes. DataLoss: samples that do not
+// lie in the documents, or have other lengths than the rules say.
+Status CheckMegatronArrays(const MegatronArrays& arrays,
+                           const MegatronIndex& index, MegatronRange range,
+                           const MegatronRules& rules, OpenProgress* progress);
+std::unique_ptr<MegatronSamples> MegatronSamplesOf(const MegatronIndex* index,
+                                                   const MegatronRules& rules,
+                                                   MegatronArrays arrays);
+
+// ---- blends
+
+// As numpy.sum divides: their sum is that of its pairwise summation.
+std::vector<double> NormalizedAsMegatron(std::span<const double> weights);
+// How many samples a part of this weight gives of so many, and with a surplus.
+uint64_t MegatronShare(double weight, uint64_t samples, double surplus);
+
+struct MegatronBlend {
+  NumberArray<uint16_t> part;    // of each sample
+  NumberArray<uint32_t> sample;  // of that part
+  static constexpr size_t kPartsMax = 16384;
+
+  // In proportion to weights, which are normalized here once more.
+  static StatusOr<MegatronBlend> InProportion(std::span<const double> weights,
+                                              uint64_t size,
+                                              OpenProgress* progress);
+  // All samples of parts of these sizes.
+  static StatusOr<MegatronBlend> OfAll(std::span<const uint64_t> sizes,
+                                       OpenProgress* progress);
+};
+
+}  // namespace penstock
+#endif  // BROKER_SOURCE_MEGATRON_SAMPLES_H_
