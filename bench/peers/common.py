@@ -19,6 +19,8 @@ A peer is a module beside this one:
   serve(config, ready)         optional: the process that consumers connect to
   command(config)              optional: the whole command line, if not Python
   versions(build)              then instead of DISTRIBUTIONS
+  PACKS                        optional, True: several samples make a row, and labels
+                               are their lengths
 """
 
 import ctypes
@@ -205,7 +207,7 @@ def consume(peer, config, driver):
         images, labels = touch(images), touch(labels)
         if samples == 0:
             driver.tell("first", batch=first_batch(images, labels))
-        samples += len(images)
+        samples += len(labels)
         if config["lengths"]:
             cells += images.size
             items += int(labels.sum())

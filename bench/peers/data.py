@@ -51,8 +51,10 @@ class Photographs:
     BEGINS = ()
     BATCH = 64
     BATCH_KEYS = ""  # of Penstock's batch, beside its size
+    SHUFFLE_KEYS = ""  # of its shuffle, beside the seed
     LENGTHS = False  # are a batch's second values the lengths of its first?
-    VENV = None  # that `make` runs in
+    VENV = None  # that `make` runs in, and Python of the broker
+    SIZE = common.SIZE
     WEIGHTS = (1,)  # of the parts of a mixture
     MAP = """\
 map:
@@ -90,10 +92,9 @@ map:
     @classmethod
     def wanted(cls, batch, dtype):
         """shape, dtype, bounds of the mean, of a first batch."""
-        size = common.SIZE
         if dtype == "float16":
-            return [batch, 3, size, size], dtype, (-1, 1)
-        return [batch, size, size, 3], dtype, (70, 160)
+            return [batch, 3, cls.SIZE, cls.SIZE], dtype, (-1, 1)
+        return [batch, cls.SIZE, cls.SIZE, 3], dtype, (70, 160)
 
 
 class RandAugment(Photographs):
@@ -137,7 +138,8 @@ class WebDataset(Photographs):
 
 class Mds(Photographs):
     """The same JPEGs in MDS shards, written by Streaming."""
-    PEERS = {name: Photographs.PEERS[name] for name in ("penstock", "streaming")}
+    PEERS = {"penstock": "penstock_broker", "streaming": "mosaic_streaming",
+             "litdata": "litdata_chunks"}
     VENV = "torch"
 
     @classmethod
@@ -247,6 +249,48 @@ class Snapshot(Cached):
     KEEP = "snapshot: {{path: {folder}/snapshot}}"
 
 
+class Boxes(Photographs):
+    """The same as COCO's instances, some 7 boxes each; cropped to 320, with the boxes."""
+    PEERS = {"penstock": "penstock_broker", "pytorch": "torch_boxes"}
+    SIZE, SCALE, BOXES_MAX = 320, (0.3, 1.0), 40
+    MAP = """\
+map:
+  - decode_image: {crop: {random_resized: {scale: [0.3, 1.0], ratio: [0.75, 1.3333333]}}, size: [320, 320], boxes: boxes}
+  - flip: {horizontal: 0.5, boxes: boxes}
+  - sanitize_boxes: {labels: []}
+"""
+
+    @classmethod
+    def make(cls, photographs, folder):
+        from PIL import Image
+        draw = random.Random(common.SEED)
+        files = common.photographs(photographs)
+        link(files, files, f"{folder}/images")
+        images, annotations = [], []
+        for number, (path, label) in enumerate(files):
+            path = pathlib.Path(path)
+            with Image.open(path) as image:
+                width, height = image.size
+            images.append({"id": number, "width": width, "height": height,
+                           "file_name": f"{path.parent.name}/{path.name}"})
+            for _ in range(min(cls.BOXES_MAX, 1 + int(draw.expovariate(1 / 6.5)))):
+                w, h = draw.uniform(8, width), draw.uniform(8, height)
+                annotations.append({
+                    "id": len(annotations), "image_id": number, "category_id": label,
+                    "bbox": [round(draw.uniform(0, width - w), 2),
+                             round(draw.uniform(0, height - h), 2), round(w, 2),
+                             round(h, 2)], "area": round(w * h, 2), "iscrowd": 0})
+        categories = [{"id": label, "name": str(label)} for label in
+                      sorted({label for _, label in files})]
+        pathlib.Path(folder, "instances.json").write_text(json.dumps({
+            "images": images, "annotations": annotations, "categories": categories}))
+
+    @classmethod
+    def source(cls, config):
+        return (f"coco: {{annotations: {config['files']}/instances.json, "
+                f"images: {config['files']}/images}}")
+
+
 class Rows:
     """1,000,000 rows of 16 float32 and an int64 label, in .npy files."""
     PEERS = {"penstock": "penstock_broker", "numpy": "numpy_memmap",
@@ -254,7 +298,7 @@ class Rows:
              "ffcv": "ffcv_rows"}
     BEGINS = ("penstock", "numpy", "pytorch", "tf-data")  # within an epoch: --from
     BATCH = 1024
-    BATCH_KEYS = ""
+    BATCH_KEYS = SHUFFLE_KEYS = ""
     LENGTHS = False
     VENV = None
     COUNT, WIDTH = 1_000_000, 16
@@ -337,11 +381,47 @@ class JsonLines(Rows):
         return [batch], "float64", (0, 1)
 
 
+class Parquet(Rows):
+    """400,000 rows of 256 int32 tokens, a label and a weight, in 40 row groups of Parquet."""
+    PEERS = {"penstock": "penstock_broker", "pyarrow": "arrow_rows",
+             "huggingface": "hugging_face_rows", "lance": "lance_rows"}
+    BEGINS = ()
+    VENV = "huggingface"
+    COUNT, LENGTH, GROUP, FILES = 400_000, 256, 10_000, 8
+    WINDOW = 4  # row groups that are shuffled together
+    SHUFFLE_KEYS = f", window_files: {WINDOW}"
+
+    @classmethod
+    def make(cls, _, folder):
+        import numpy
+        import pyarrow
+        from pyarrow import parquet
+        draw = numpy.random.default_rng(common.SEED)
+        rows = cls.COUNT // cls.FILES
+        offsets = numpy.arange(rows + 1, dtype=numpy.int32) * cls.LENGTH
+        for part in range(cls.FILES):
+            tokens = draw.integers(0, 50257, rows * cls.LENGTH, dtype=numpy.int32)
+            parquet.write_table(pyarrow.table({
+                "tokens": pyarrow.ListArray.from_arrays(offsets, tokens),
+                "label": draw.integers(0, 10, rows),
+                "weight": draw.random(rows, dtype=numpy.float32),
+            }), f"{folder}/{part:05}.parquet", row_group_size=cls.GROUP)
+
+    @classmethod
+    def source(cls, config):
+        return f"parquet: {{files: \"{config['files']}/*.parquet\"}}"
+
+    @classmethod
+    def wanted(cls, batch, _):
+        return [batch, cls.LENGTH], "int32 or int64", (24_000, 26_000)
+
+
 class Documents(Rows):
     """100,000 documents of 4 to 1,024 tokens, padded in batches of like length."""
     PEERS = {"penstock": "penstock_broker", "streaming": "streaming_documents",
              "huggingface": "hugging_face_documents", "pytorch": "torch_documents",
-             "tf-data": "tf_documents"}
+             "torchdata": "torchdata_documents", "tf-data": "tf_documents",
+             "grain": "grain_documents"}
     BEGINS = ()
     BATCH = 64
     BATCH_KEYS = ", buckets: {by: tokens.length, count: 16}"
@@ -383,7 +463,8 @@ class Documents(Rows):
 
 class Flac(Rows):
     """1,000 FLAC files of 2 to 10 s at 44.1 kHz; 2 s of each, mono, at 16 kHz."""
-    PEERS = {"penstock": "penstock_broker", "pytorch": "torch_sounds"}
+    PEERS = {"penstock": "penstock_broker", "pytorch": "torch_sounds",
+             "torchaudio": "torchaudio_sounds"}
     BEGINS = ()
     BATCH = 64
     VENV = "torch"
@@ -439,7 +520,7 @@ class Python(Rows):
 DATA = {"photographs": Photographs, "randaugment": RandAugment, "mixup": Mixup,
         "png": Png, "webdataset": WebDataset, "mds": Mds,
         "tfrecord": TFRecord, "rows": Rows, "tokens": Tokens,
-        "documents": Documents, "flac": Flac,
+        "documents": Documents, "flac": Flac, "parquet": Parquet, "boxes": Boxes,
         "json": JsonLines, "python": Python, "mixture": Mixture,
         "balanced": Balanced, "cached": Cached,
         "cached-on-disk": CachedOnDisk, "snapshot": Snapshot}

@@ -260,7 +260,8 @@ class Run:
         return {
             "samples_per_s": rate,
             # The part of a batch that is none of its samples'.
-            "padding": 1 - items / cells if cells else None,
+            "padding": (1 - items / cells if cells and self.config["lengths"]
+                        else None),
             "cpu_s_per_1k": cpu_s / (rate * (to_t - from_t)) * 1000,
             "cores": cpu_s / (to_t - from_t),
             "pss_bytes": pss,

@@ -25,7 +25,7 @@ SPEC = """\
 dataset: data
 source:
   {source}
-shuffle: {{seed: {seed}}}
+shuffle: {{seed: {seed}{shuffle}}}
 {steps}batch: {{{size}: {batch}{keys}}}
 epochs: forever
 """
@@ -54,8 +54,9 @@ def command(config):
     size = "size" if config["workload"] == "shared" else "per_rank"
     what = data.DATA[config["data"]]
     spec.write_text(SPEC.format(
-        source=what.source(config), seed=common.SEED, steps=what.steps(config),
-        size=size, batch=config["batch"], keys=what.BATCH_KEYS))
+        source=what.source(config), seed=common.SEED, shuffle=what.SHUFFLE_KEYS,
+        steps=what.steps(config), size=size, batch=config["batch"],
+        keys=what.BATCH_KEYS))
     begin = []
     if config["from"] > 0:
         consumers = config["consumers"] if size == "per_rank" else 1
@@ -70,6 +71,8 @@ def command(config):
     # Caches of this comparison, not of others before.
     return ["env", f"PENSTOCK_CACHE_DIR={config['folder']}/cache",
             f"PENSTOCK_SNAPSHOT_PATH={config['folder']}",
+            *([f"PENSTOCK_PYTHON={config['venvs']}/{what.VENV}/bin/python"]
+              if what.VENV else []),
             build / "client" / "command" / "penstock", "run",
             "--dataset", spec, *begin, "--ranks", config["consumers"], "--workers",
             config["settings"]["workers"], "--",

@@ -32,7 +32,8 @@ def grouped(lengths, config):
         yield from (some[at:at + batch] for at in range(0, len(some), batch))
 
 
-def batches(config):
+def documents(config):
+    """(map-style, what makes a batch of several, lengths)"""
     torch = load_libraries()
     import numpy
     ends, tokens = Documents.open(config["files"])
@@ -49,10 +50,16 @@ def batches(config):
         return (torch.nn.utils.rnn.pad_sequence(rows, batch_first=True),
                 torch.tensor([len(row) for row in rows]))
 
+    return Rows(), collate, (ends - begins).tolist()
+
+
+def batches(config):
+    torch = load_libraries()
+    rows, collate, lengths = documents(config)
     workers = config["settings"]["num_workers"]
     yield from torch.utils.data.DataLoader(
-        Rows(), batch_sampler=grouped((ends - begins).tolist(), config),
-        num_workers=workers, collate_fn=collate, persistent_workers=workers > 0)
+        rows, batch_sampler=grouped(lengths, config), num_workers=workers,
+        collate_fn=collate, persistent_workers=workers > 0)
 
 
 if __name__ == "__main__":

@@ -20,12 +20,12 @@ SHARES = False
 NOTE = "soundfile and soxr"
 
 
-def batches(config):
+def sounds(config, resample):
+    """Map-style, of (float32 [samples], how many are the sound's)."""
     torch = load_libraries()
     import random
     import numpy
     import soundfile
-    import soxr
 
     class Sounds(torch.utils.data.Dataset):
         def __init__(self):
@@ -39,13 +39,18 @@ def batches(config):
                 wanted = file.samplerate * Flac.SECONDS
                 file.seek(random.randint(0, max(0, file.frames - wanted)))
                 part = file.read(wanted, dtype="float32", always_2d=True).mean(1)
-                part = soxr.resample(part, file.samplerate, Flac.RATE)
+                part = resample(part, file.samplerate, Flac.RATE)
             row = numpy.zeros(Flac.RATE * Flac.SECONDS, numpy.float32)
             length = min(len(part), len(row))
             row[:length] = part[:length]
             return row, length
 
-    yield from endless(Sounds(), config)
+    return Sounds()
+
+
+def batches(config):
+    import soxr
+    yield from endless(sounds(config, soxr.resample), config)
 
 
 if __name__ == "__main__":
