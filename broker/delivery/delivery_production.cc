@@ -13,14 +13,16 @@ constexpr uint64_t kOpenedAhead = 256;
 }  // namespace
 
 bool Delivery::Active(const Lane& lane) const {
-  const auto is_open = [this](const auto& item) {
-    return consumers_.IsOpen(*item.second);
-  };
-  const auto comes = [](const auto& item) { return item.second->reconnects; };
   const auto& members = lane.members();
-  return lane.complete() &&
-         std::any_of(members.begin(), members.end(), is_open) &&
-         (lane.shared() || std::none_of(members.begin(), members.end(), comes));
+  if (shape_.replicas > 1 &&
+      (!lane.complete() ||
+       std::any_of(members.begin(), members.end(),
+                   [](const auto& item) { return item.second->reconnects; }))) {
+    return false;
+  }
+  return std::any_of(members.begin(), members.end(), [this](const auto& item) {
+    return consumers_.IsOpen(*item.second);
+  });
 }
 
 void Delivery::RanksAnnounced(uint32_t seat, uint32_t phase) {

@@ -9,7 +9,9 @@ namespace penstock {
 Lane::Lane(std::span<Slot> slots, std::optional<uint32_t> places, bool to_one)
     : slots_(slots),
       places_(places),
-      common_(to_one ? std::make_shared<Account>() : nullptr) {
+      common_(to_one ? std::make_shared<Account>() : nullptr),
+      shared_(!places),
+      in_step_(places != 1 && !to_one) {
   for (uint32_t i = 0; i < slots_.size(); ++i) free_.push(i);
   started = !shared() || to_one;
 }

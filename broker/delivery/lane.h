@@ -34,10 +34,10 @@ class Lane {
   // ---- members
 
   // It has as many members as come.
-  bool shared() const { return !places_; }
+  bool shared() const { return shared_; }
   bool to_one() const { return common_ != nullptr; }
   // Each batch is for several, who wait for each other.
-  bool in_step() const { return places_ != 1 && !to_one(); }
+  bool in_step() const { return in_step_; }
   // It may have another member, for the rows of this rank.
   bool HasPlaceFor(uint32_t rank) const {
     return shared() || !taken_ || (IsOf(rank) && members_.size() < *places_);
@@ -130,6 +130,9 @@ class Lane {
   const std::span<Slot> slots_;
   const std::optional<uint32_t> places_;
   const std::shared_ptr<Account> common_;
+  // As these say, asked for each batch.
+  const bool shared_;
+  const bool in_step_;
   std::map<uint32_t, Consumer*> members_;
   bool taken_ = false;
   PhaseStep next_;

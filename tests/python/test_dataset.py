@@ -353,6 +353,10 @@ OF_ITS_OWN = {
     "range": {"start": inspect.Parameter.empty, "stop": None, "step": 1},  # Python's
     "crop": {"how": inspect.Parameter.empty, "size": inspect.Parameter.empty,
              "feature": None, "mask": None, "boxes": None, "interpolation": None},
+    "megatron": {"prefix": inspect.Parameter.empty,  # or the blend
+                 "sequence_length": inspect.Parameter.empty,
+                 **dict.fromkeys(("samples", "split", "use", "order", "seed", "cache",
+                                  "features", "vocab_size", "gpt_config", "io"))},
     "shuffle": {"seed": 0, "each_epoch": None, "window_files": None},
     # `from` and `with` are words of Python's.
     "pack": {"length": inspect.Parameter.empty, "feature": None, "by": None,
@@ -375,7 +379,8 @@ def test_the_functions_have_the_keys_of_the_declarations():
         if of in ("select", "parts", "schedule"):
             continue  # methods and arguments of their own, tested below
         for name, kind in kinds.items():
-            free = of in ("map", "crop", "masks", "vocabulary", "buckets", "pack")
+            free = of in ("map", "crop", "masks", "vocabulary", "buckets", "pack",
+                           "gpt_config")
             function = getattr(penstock if free else penstock.Dataset, name)
             wanted = OF_ITS_OWN.get(name) or {
                 key: inspect.Parameter.empty if each["required"] else None

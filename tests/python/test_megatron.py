@@ -54,7 +54,7 @@ def options_of(**options):
     """As Dataset.megatron takes them."""
     config = {key: options.pop(key) for key in ("extra_token", "last_partial")
               if key in options}
-    return {**options, "gpt_config": config} if config else options
+    return {**options, "gpt_config": penstock.gpt_config(**config)} if config else options
 
 
 @pytest.mark.parametrize("options", CONFIGURATIONS, ids=str)
@@ -86,8 +86,8 @@ def test_masks_and_positions(attach, tmp_path):
     rules.write_dataset(tmp_path / "a", documents)
     gpt = rules.Gpt(documents, 48)
     rows = rows_of(attach, penstock.Dataset.megatron(
-        tmp_path / "a", 48, features=FEATURES, vocab_size=12, gpt_config={
-            "pad": 3, "eod_mask_loss": 5, "reset_position_ids": 5}).batch(16))
+        tmp_path / "a", 48, features=FEATURES, vocab_size=12, gpt_config=penstock.gpt_config(
+            pad=3, eod_mask_loss=5, reset_position_ids=5)).batch(16))
     check(rows, [gpt.text(i) for i in range(gpt.size)], 48, pad=3, eod=5,
           mask_eod=True, reset=True)
 
@@ -153,7 +153,7 @@ def test_the_indices_of_a_cache_are_taken(attach, tmp_path, samples, extra_token
     leave_cache(tmp_path / "cache", tmp_path / "a", gpt, samples, None)
     rows = rows_of(attach, penstock.Dataset.megatron(
         tmp_path / "a", 32, samples=samples, cache=tmp_path / "cache",
-        gpt_config={"extra_token": extra_token}).batch(16))
+        gpt_config=penstock.gpt_config(extra_token=extra_token)).batch(16))
     check(rows, [gpt.text(i) for i in range(gpt.size)], 32)
 
 
@@ -254,3 +254,43 @@ def test_consumed_samples_is_the_row_of_a_state(attach, attach_all, tmp_path):
             check(batch, [gpt.text(i) for i in range(first, first + 4)], 32)
         steps += 1
     assert steps == (gpt.size - 120) // 8
+
+
+def test_a_spec_files_prefixes_are_found_from_its_folder(tmp_path):
+    (tmp_path / "train.yaml").write_text(
+        "source: {megatron: {blend: [[0.7, a], [0.3, /b]], sequence_length: 8, "
+        "samples: 9, cache: c}}")
+    source = json.loads(penstock.Dataset.from_file(tmp_path / "train.yaml").to_json())
+    assert source["source"]["megatron"]["blend"] == [[0.7, f"{tmp_path}/a"], [0.3, "/b"]]
+    assert source["source"]["megatron"]["cache"] == f"{tmp_path}/c"
+
+
+@pytest.mark.parametrize("prefix, options, message", [
+    ([(0.5, "a"), "b"], {}, r"blend\[1\]: give each prefix a weight, or none"),
+    ([(0.5, "a"), (0, "b")], dict(samples=9), r"blend\[1\]: weight 0: leave the dataset out"),
+    ([(0.5, "a"), (-1, "b")], dict(samples=9), r"blend\[1\]\[0\]: wanted a number from 0"),
+    ([(0.5, "a"), (0.5, "b")], {}, "samples: is missing: how many samples the weights divide"),
+    (["a", "b"], dict(order="penstock"), "blend: with `order: penstock`, make a `mix`"),
+    ("a", dict(order="penstock", seed=7), "seed: `order: penstock` has one pass"),
+    ("a", dict(split="0,0"), "split: wanted one to three numbers for train, valid and test"),
+    ("a", dict(split="9,,.1.1"), "split: wanted one to three numbers"),
+    ("a", dict(gpt_config={"last_partial": "pad"}),
+     "gpt_config.last_partial: Megatron pads only that of `use: valid`"),
+    ("a", dict(features=["tokens", "tokens"]), "features: a feature comes twice"),
+    ("a", dict(seed=2**32), "seed: wanted a whole number from 0 to 4294967295"),
+])
+def test_a_spec_that_cannot_be_is_an_error_of_its_key(attach, prefix, options, message):
+    with pytest.raises(penstock.InvalidArgument, match=message):
+        attach(penstock.Dataset.megatron(prefix, 8, **options).batch(1), job="wrong")
+
+
+def test_a_part_that_a_blend_takes_too_often_wants_a_surplus(attach, tmp_path):
+    """Rounding up makes 25 samples of 10, half of them of the first part, which has 6."""
+    rules.write_dataset(tmp_path / "a", [range(20)])
+    parts = [(weight, tmp_path / "a") for weight in [0.5] + 20 * [0.025]]
+    with pytest.raises(penstock.InvalidArgument, match=r"blend\[0\]: 1[23] samples are taken, "
+                                                       r"but .*/a has 6; a larger `surplus`"):
+        attach(penstock.Dataset.megatron(parts, 19, samples=10).batch(1), job="few")
+    rows = rows_of(attach, penstock.Dataset.megatron(
+        parts, 19, samples=10, gpt_config=penstock.gpt_config(surplus=1.5)).batch(1))
+    assert len(rows["tokens"]) == 25

@@ -216,6 +216,18 @@ def test_parts_of_a_mix_share_rows_only_when_asked(attach, tmp_path, across):
             assert abs(sum(first[:count]) - count / 4) <= 1
 
 
+def test_weights_of_packed_parts_may_change(attach, tmp_path):
+    files = [write(tmp_path / "a.jsonl", DOCUMENTS[:200]),
+             write(tmp_path / "b.jsonl", DOCUMENTS[200:])]
+    mix = penstock.Dataset.mix([penstock.Dataset.json_lines(file, FIELDS) for file in files],
+                               [1, 1], when_out="repeat")
+    reader = attach(packed(mix.shuffle(seed=1), 4).repeat(None))
+    reader.set_weights([1, 3], epoch=0, row=20)
+    for step, batch in zip(range(10), reader):
+        first = [row[0][0] < 200 for row in pieces_of(batch)]
+        assert sum(first) == (2 if step < 5 else 1)
+
+
 def test_map_runs_before_documents_are_packed(attach, dataset):
     made = dataset.map(penstock.drop("labels"), penstock.cast("int64", feature="tokens")).batch(
         4, pack=penstock.pack(LENGTH, pad={"tokens": 7}))

@@ -1599,15 +1599,15 @@ TEST_F(DeliverySimulationTest, ReplicasGoOnAfterADeathOfTheBroker) {
   NeverFailsAtRandom("replicas, broker dies", config, 3'000, 1);
   config.may_die = 1;
   config.replacements = 1;
-  NeverFailsAtRandom("replicas, both die", config, 6'000, 2);
+  NeverFailsAtRandom("replicas, both die", config, 3'000, 2);
   config.late = 1;
-  NeverFailsAtRandom("replicas, one late, both die", config, 4'000, 2);
+  NeverFailsAtRandom("replicas, one late, both die", config, 2'000, 2);
   config.late = 0;
   config.impatient = true;
-  NeverFailsAtRandom("replicas, asks early, both die", config, 4'000, 2);
+  NeverFailsAtRandom("replicas, asks early, both die", config, 2'000, 2);
   config.impatient = false;
   config.evict = true;
-  NeverFailsAtRandom("replicas, eviction, both die", config, 4'000, 2);
+  NeverFailsAtRandom("replicas, eviction, both die", config, 2'000, 2);
 }
 
 TEST_F(DeliverySimulationTest, ReplicasAndTwoDeathsOfTheBroker) {
@@ -1616,7 +1616,7 @@ TEST_F(DeliverySimulationTest, ReplicasAndTwoDeathsOfTheBroker) {
   config.replacements = 2;
   config.hold = 2;
   config.instances = 3;
-  NeverFailsAtRandom("replicas, two brokers die", config, 6'000, 4);
+  NeverFailsAtRandom("replicas, two brokers die", config, 3'000, 4);
 }
 
 TEST_F(DeliverySimulationTest, ReplicasOweStepsWhenOneAndTheBrokerDie) {
@@ -1627,7 +1627,7 @@ TEST_F(DeliverySimulationTest, ReplicasOweStepsWhenOneAndTheBrokerDie) {
   config.instances = 2;
   config.may_die = 1;
   config.replacements = 1;
-  NeverFailsAtRandom("replicas, owed, both die", config, 4'000, 2);
+  NeverFailsAtRandom("replicas, owed, both die", config, 2'000, 2);
 }
 
 TEST_F(DeliverySimulationTest, ShrinkByARankOfReplicasLosesNothing) {
@@ -1638,11 +1638,11 @@ TEST_F(DeliverySimulationTest, ShrinkByARankOfReplicasLosesNothing) {
   config.replacements = 1;
   config.hold = 2;
   config.records = 6;
-  NeverFailsAtRandom("replicas, shrink", config, 4'000, 1);
+  NeverFailsAtRandom("replicas, shrink", config, 2'000, 1);
   config.instances = 2;
-  NeverFailsAtRandom("replicas, shrink, both die", config, 6'000, 2);
+  NeverFailsAtRandom("replicas, shrink, both die", config, 3'000, 2);
   config.evict = true;
-  NeverFailsAtRandom("replicas, shrink, eviction, both die", config, 6'000, 2);
+  NeverFailsAtRandom("replicas, shrink, eviction, both die", config, 3'000, 2);
 }
 
 // ---- dynamic

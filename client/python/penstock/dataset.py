@@ -253,9 +253,7 @@ class Dataset:
         global_batch_size; None: those of one pass. ``split``: such as "969,30,1";
         None: all documents, as with --train-data-path. ``use``: "train", "valid" or
         "test". ``seed``: Megatron's, 1234 if None. ``cache``: its path_to_cache, to
-        take its indices from there. ``gpt_config``: {"extra_token": False,
-        "last_partial": "pad", "surplus": ..., "pad": ..., "eod_mask_loss": ...,
-        "reset_position_ids": ...}, the last three tokens.
+        take its indices from there. ``gpt_config``: ``penstock.gpt_config(...)``.
 
         ``order`` "penstock": windows of the documents as they lie in the file, one
         pass, for ``.shuffle``; nothing is built."""
@@ -531,7 +529,7 @@ class Dataset:
                 # The labels of image_folder are no file.
                 options.update({key: found_from_here(options[key])
                                 for key in ("files", "path", "file", "folder", "object",
-                                            "images", "labels")
+                                            "images", "labels", "prefix", "blend", "cache")
                                 if key in options and (key != "labels" or kind == "idx")})
                 find({"masks": options.get("masks")})
                 if kind == "npy" and isinstance(options.get("features"), dict):

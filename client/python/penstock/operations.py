@@ -82,6 +82,20 @@ def masks(path: Path, suffix: Optional[str] = None,
     return given(path=absolute(path), suffix=suffix, on_missing=on_missing)
 
 
+def gpt_config(extra_token: Optional[bool] = None, last_partial: Optional[str] = None,
+               surplus: Optional[float] = None, pad: Optional[int] = None,
+               eod_mask_loss: Optional[int] = None,
+               reset_position_ids: Optional[int] = None) -> Dict[str, Any]:
+    """``gpt_config`` of ``Dataset.megatron``, as Megatron's GPTDatasetConfig and
+    tokenizer: ``extra_token`` False where add_extra_token_to_sequence is; ``last_partial``
+    "pad": of valid, with drop_last_partial_validation_sequence False; ``surplus``:
+    mid_level_dataset_surplus; the tokens ``pad``, ``eod_mask_loss`` (without loss) and
+    ``reset_position_ids`` (behind which positions begin again)."""
+    return given(extra_token=extra_token, last_partial=last_partial, surplus=surplus,
+                 pad=pad, eod_mask_loss=eod_mask_loss,
+                 reset_position_ids=reset_position_ids)
+
+
 def decode_image(size: Size, crop: Union[str, Mapping[str, Any], None] = None,
                  channels: Optional[str] = None, exact: Optional[bool] = None,
                  feature: Optional[Names] = None, *,
