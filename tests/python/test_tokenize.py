@@ -207,6 +207,24 @@ def test_batches_of_like_length(attach, files, tmp_path):
     assert [rows[i] for i in range(len(rows))] == wanted
 
 
+def test_documents_are_tokenized_and_packed(attach, files, tmp_path):
+    file = files / "like_gpt2.json"
+    wanted = [tokenizers.Tokenizer.from_file(str(file)).encode(text).ids for text in TEXTS]
+    room = max(map(len, wanted)) + 8
+    reader = attach(texts_of(tmp_path).map(penstock.tokenize(file, 300), penstock.drop("id"))
+                    .shuffle(3).batch(2, last="partial", pack=penstock.pack(
+                        room, with_=["records", "seq_lens"])))
+    found = {}
+    for batch in reader:
+        for row, records, lengths in zip(batch["text"], batch["records"], batch["seq_lens"]):
+            begin = 0
+            for record, length in zip(records.tolist(), lengths.tolist()):
+                if length:
+                    found[record] = row[begin:begin + length].tolist()
+                begin += length
+    assert [found.get(i, []) for i in range(len(wanted))] == wanted
+
+
 def test_what_is_wrong_with_a_text_is_an_error_of_its_sample(attach, failure, files, tmp_path):
     file = files / "like_bert.json"
     long = texts_of(tmp_path).map(penstock.tokenize(file, 20)).batch(1)
