@@ -273,7 +273,7 @@ class Job {
     // jobs counts for both.
     std::atomic<uint64_t> read_wait_ns{0};
     std::atomic<uint64_t> decode_ns{0};
-    std::atomic<uint64_t> decoded{0};  // rows made in decode_ns
+    std::atomic<uint64_t> decoded{0};    // rows made in decode_ns
     std::atomic<uint64_t> documents{0};  // of packed rows, made or left out
     // Rows made by workers on the slot's NUMA node, and on others.
     std::atomic<uint64_t> rows_local{0};

@@ -195,7 +195,8 @@ def _of_grid(grid: np.ndarray, is_data: Sequence[bool], what: str) -> Layout:
     # By rank and replica: the process.
     table = grid.transpose(data + others).reshape(ranks, -1)
     places: Dict[int, Place] = {
-        int(table[at]): at for at in itertools.product(*map(range, table.shape))}
+        int(table[rank, replica]): (rank, replica)
+        for rank, replica in itertools.product(range(ranks), range(table.shape[1]))}
     first = this // local * local
     here = [places[process] for process in range(first, min(first + local, processes))]
     here_ranks = {rank for rank, _ in here}

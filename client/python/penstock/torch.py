@@ -29,6 +29,7 @@ from torch.utils import data
 from penstock import errors, map_style
 from penstock.batch import Batch
 from penstock.dataset import Dataset
+from penstock.private_broker import environment
 from penstock.reader import (Epoch, Reader, State, attach, no_epoch_left,
                              state_text)
 from penstock.torch_ranks import group_size, meeting, ranks_of, world_size_of
@@ -216,7 +217,7 @@ class DataLoader(data.IterableDataset):  # type: ignore[misc]
         source, options = self._rows.source(dict(self._options), ranks)
         numbers = {} if ranks is None else ranks.environment()
         try:
-            with self._rows.raising(), map_style.environment(numbers):
+            with self._rows.raising(), environment(numbers):
                 reader = attach(source, **options)
         except errors.DeadlineExceeded as error:
             if not getattr(self, "timeout", 0):
