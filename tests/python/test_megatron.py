@@ -116,6 +116,17 @@ def test_a_blend_with_weights(attach, tmp_path, weights, split):
     np.testing.assert_array_equal(rows["dataset_id"], parts)
 
 
+@pytest.mark.parametrize("split", [None, "8,1,1"])
+def test_one_prefix_with_a_weight(attach, tmp_path, split):
+    """With a `split` it is a blend, of a part with a surplus: other shuffles."""
+    (documents,), prefixes = blend_of(tmp_path, [100])
+    asked = 1000 if split is None else rules.share(1.0, 1000, 0.005)
+    gpt = rules.Gpt(documents, 32, samples=asked, split=split)
+    rows = rows_of(attach, penstock.Dataset.megatron(
+        [(5, prefixes[0])], 32, samples=1000, split=split).batch(16))
+    check(rows, [gpt.text(i) for i in range(gpt.size if split is None else 1000)], 32)
+
+
 @pytest.mark.parametrize("samples", [None, 100, 10**6])
 def test_a_blend_without_weights(attach, tmp_path, samples):
     made, prefixes = blend_of(tmp_path, [100, 200, 50, 10])

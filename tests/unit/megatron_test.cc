@@ -143,7 +143,7 @@ TEST_F(MegatronTest, OrdersAreThoseOfMegatron) {
     }
     return all;
   };
-  // megatron-core 0.16.1: dataset[i]["tokens"][0], split "1,0,0".
+  // megatron-core 0.16.1: dataset[i]["tokens"][0].
   EXPECT_THAT(firsts(), ElementsAre(8, 2, 25, 6, 18, 12));
   spec.samples = 14;
   EXPECT_THAT(firsts(), ElementsAre(22, 10, 9, 20, 25, 4, 13, 1, 18, 24, 14, 5,
