@@ -569,7 +569,8 @@ StatusOr<ReadColumns> ReadColumns::Open(std::span<const ColumnUse> uses,
   for (const Column& column : source.columns(0)) known.insert(column.name);
   std::vector<ColumnValues*> of_map;
   std::string of_map_path;
-  for (const auto& [path, name] : uses) {
+  for (const ColumnUse& use : uses) {
+    const std::string& name = use.name;
     const auto number =
         std::find_if(made.features.begin(), made.features.end(),
                      [&](const Feature& each) { return each.name == name; });
@@ -583,7 +584,7 @@ StatusOr<ReadColumns> ReadColumns::Open(std::span<const ColumnUse> uses,
           name, *FindReadable(source.raw_spec(), name), nullptr,
           source.record_count());
       ColumnValues* const alone[] = {values.get()};
-      PENSTOCK_RETURN_IF_ERROR(find(alone, path));
+      PENSTOCK_RETURN_IF_ERROR(find(alone, use.path));
       opened.columns_.push_back(std::move(values));
       continue;
     }
@@ -592,7 +593,7 @@ StatusOr<ReadColumns> ReadColumns::Open(std::span<const ColumnUse> uses,
         .dtype = number->dtype};
     auto values = std::make_shared<ColumnValues>(name, readable, &made,
                                                  source.record_count());
-    if (of_map.empty()) of_map_path = path;
+    if (of_map.empty()) of_map_path = use.path;
     of_map.push_back(values.get());
     opened.columns_.push_back(std::move(values));
   }

@@ -167,7 +167,7 @@ Status RankReader::ReadAnswer(Message answer, Session* session) {
     job_ = json.at("job").get<std::string>();
     dataset_ = json.at("dataset").get<std::string>();
     rank_ = plan_rank_ = json.at("rank").get<int64_t>();
-    replica_ = json.at("replica").get<int64_t>();
+    replica_ = json.value("replica", int64_t{0});
     world_size_ = request_.at("world_size").get<int64_t>();
     phase_ = json.at("phase").get<uint32_t>();
     if (phase_ > 0) {  // shrunk

@@ -95,6 +95,8 @@ TEST_F(StatusFieldsTest, AnswerHasTheDeclaredFieldsAndNoOthers) {
                                       "rank.node",
                                       "rank.memory_node",
                                       "bottleneck.batch_s",
+                                      "bottleneck.replica",  // test_groups.py
+                                      "rank.replica",
                                       "rank.batch_s",
                                       "job.consumer",
                                       "job.processes",  // tuning_test

@@ -650,7 +650,7 @@ INSTANTIATE_TEST_SUITE_P(
         ErrorCase{"dataset: d\nsource: {range: 9}\nbatch: 256\n",
                   "3:8: batch: wanted a mapping of size, per_rank, tokens, "
                   "tokens_per_rank, by_part, buckets, "
-                  "last, found "
+                  "pack, last, found "
                   "'256'"},
         ErrorCase{"dataset: d\nsource: {range: 9}\nbatch: {}\n",
                   "3:8: batch: needs one of size, per_rank, tokens, "
