@@ -75,16 +75,19 @@ StatusOr<WeightsChange> WeightsChangeFromJson(const nlohmann::json& json) {
 
 namespace {
 
-StatusOr<std::vector<uint32_t>> WeightsAt(const nlohmann::json& json,
-                                          const char* key) {
-  nlohmann::json change = {0u, 0u};
-  if (const auto list = json.find(key);
-      list != json.end() && list->is_array()) {
-    change.insert(change.end(), list->begin(), list->end());
+StatusOr<std::vector<double>> WeightsAt(const nlohmann::json& json,
+                                        const char* key) {
+  std::vector<double> weights;
+  const auto list = json.find(key);
+  bool sound = list != json.end() && list->is_array() && !list->empty() &&
+               list->size() <= WeightsChange::kPartsMax;
+  for (size_t i = 0; sound && i < list->size(); ++i) {
+    sound = (*list)[i].is_number();
+    weights.push_back(sound ? (*list)[i].get<double>() : 0);
+    sound &= weights[i] >= 0 && weights[i] <= WeightsChange::kWeightMax;
   }
-  auto weights = WeightsChangeFromJson(change);
-  if (!weights.ok()) return Wrong(json, key, "a list of weights");
-  return std::move(weights->weights);
+  if (!sound) return Wrong(json, key, "a list of weights");
+  return weights;
 }
 
 }  // namespace

@@ -88,10 +88,10 @@ struct JobState {
     bool operator==(const Shards&) const = default;
   };
 
-  // Weights as of a WeightsChange.
+  // Weights as specs have them.
   struct Mix {
-    std::vector<uint32_t> begin;
-    std::vector<uint32_t> spec;
+    std::vector<double> begin;
+    std::vector<double> spec;
     bool operator==(const Mix&) const = default;
   };
 

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <nlohmann/json.hpp>
+#include <numeric>
 #include <set>
 #include <stdexcept>
 #include <type_traits>
@@ -59,14 +60,25 @@ void FromJson(const json& json, T* value) {
   }
 }
 
-// As whole numbers, of a mix whose weights do not change by a schedule.
-std::optional<std::vector<uint32_t>> SpecWeights(const DatasetSpec& spec) {
+// Those of a mix, if they do not change by a schedule.
+std::optional<std::vector<double>> SpecWeights(const DatasetSpec& spec) {
   const auto* const mix = std::get_if<MixSource>(&spec.source);
   if (mix == nullptr || !mix->schedule.empty()) return std::nullopt;
   std::vector<double> weights;
   for (const PartSpec& part : mix->parts) weights.push_back(part.weight);
+  return weights;
+}
+
+// As a change has them; empty: it cannot.
+std::vector<uint32_t> WeightsOfChange(const std::vector<double>& weights) {
   auto whole = WholeWeights(weights);
-  if (!whole.ok()) return std::nullopt;
+  if (!whole.ok()) return {};
+  uint32_t divisor = 0;
+  for (const uint32_t weight : *whole) divisor = std::gcd(divisor, weight);
+  for (uint32_t& weight : *whole) {
+    weight /= std::max(divisor, 1U);
+    if (weight > WeightsChange::kWeightMax) return {};
+  }
   return *std::move(whole);
 }
 
@@ -79,11 +91,13 @@ void TakeWeightsOfSpec(JobOptions* options) {
   const auto wanted = SpecWeights(options->spec);
   if (!wanted || wanted->size() != start.mix->begin.size()) return;
   if (*wanted != start.mix->spec) {
+    const std::vector<uint32_t> change = WeightsOfChange(*wanted);
+    if (change.empty()) return;  // and the state is of another order
     if (!start.weights.empty() && start.weights.back().epoch == start.epoch &&
         start.weights.back().row == start.row) {
       start.weights.pop_back();
     }
-    start.weights.push_back({start.epoch, start.row, *wanted});
+    start.weights.push_back({start.epoch, start.row, change});
     start.mix->spec = *wanted;
   }
   for (size_t i = 0; i < mix->parts.size(); ++i) {

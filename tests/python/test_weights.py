@@ -230,3 +230,21 @@ def test_a_state_goes_on_with_the_weights_of_another_spec(broker, ranks):
     for readers in (first, second, third, back):
         for reader in readers:
             reader.close()
+
+
+@pytest.mark.parametrize("weights", [[0.7, 0.3], [250_000.5, 500_001], [0.000001, 1]])
+def test_a_state_of_any_weights_goes_on(broker, weights):
+    """With the same ones, and with others."""
+    def of(weights):
+        return penstock.Dataset.mix(
+            [penstock.Dataset.range(0, 40), penstock.Dataset.range(100, 140)], weights,
+            when_out="drop").batch(4)
+    job = f"weights-{weights[0]}"
+    reader = penstock.attach(of(weights), 0, 1, job=job, timeout_s=60)
+    rows_of([reader], 3)
+    state = reader.state_dict()
+    same = penstock.attach(of(weights), 0, 1, job=job + "-2", timeout_s=60, state=state)
+    assert rows_of([same]) == rows_of([reader])
+    other = penstock.attach(of([1, 3]), 0, 1, job=job + "-3", timeout_s=60, state=state)
+    rows_of([other], 2)
+    assert other.state_dict()["mix"] == {"begin": weights, "spec": [1, 3]}
