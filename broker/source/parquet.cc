@@ -15,36 +15,25 @@
 #include "broker/index/values.h"
 #include "broker/io/read.h"
 #include "broker/source/kinds.h"
-#include "broker/source/python_records.h"
+#include "broker/source/parquet_rows.h"
 #include "common/layout.h"
 
 namespace penstock {
 namespace {
 
-// GROUPS_BYTES_MAX of python_parquet.py.
-constexpr uint64_t kDecodedBytesMax = 256 << 20;
-
-// Row groups of Parquet, record batches of Arrow.
-struct Groups {
-  Concatenation rows;
-  std::vector<uint64_t> begins;  // of each file: its first group
-};
-
 class Parquet final : public Source {
  public:
-  Parquet(std::shared_ptr<const DataFiles> files,
-          std::shared_ptr<const Groups> groups, PythonRecords records,
+  Parquet(std::shared_ptr<const DataFiles> files, ParquetRecords records,
           uint32_t processes)
       : files_(std::move(files)),
-        groups_(std::move(groups)),
-        records_(std::make_shared<const PythonRecords>(std::move(records))),
+        records_(std::make_shared<const ParquetRecords>(std::move(records))),
         processes_(processes) {}
 
-  uint64_t record_count() const override { return records_->length; }
-  const RawSpec& raw_spec() const override { return records_->features; }
+  uint64_t record_count() const override { return records_->python.length; }
+  const RawSpec& raw_spec() const override { return records_->python.features; }
   uint64_t memory_bytes() const override {
-    return groups_->rows.memory_bytes() +
-           groups_->begins.size() * sizeof(uint64_t);
+    return groups().rows.memory_bytes() +
+           groups().begins.size() * sizeof(uint64_t);
   }
   bool Changed() const override { return files_->Changed(); }
   void AddTimes(Fingerprint* to) const override { files_->AddTimes(to); }
@@ -56,31 +45,32 @@ class Parquet final : public Source {
   }
 
   std::string_view FileOf(uint64_t record) const override {
-    return (*files_)[FileNumber(groups_->rows.Find(record).part)].path();
+    return (*files_)[groups().FileOf(groups().rows.Find(record).part)].path();
   }
   Columns columns(uint64_t first) const override {
     Columns columns = Source::columns(first);
     columns.push_back({"row_group", [this, first](uint64_t record) {
                          return static_cast<int64_t>(
-                             groups_->rows.Find(record - first).part);
+                             groups().rows.Find(record - first).part);
                        }});
     return columns;
   }
   std::string shuffle_warning() const override {
-    if (records_->decoded_bytes <= kDecodedBytesMax) return "";
+    const uint64_t bytes = records_->python.decoded_bytes;
+    if (bytes <= DecodedGroups::kBytesMax) return "";
     return Format(
         "a shuffle of all rows together decodes a row group of Parquet for "
-        "nearly every row, as {} are more than the {} that each process keeps "
-        "decoded; shuffle: {{window_files: 4}} shuffles row groups, and rows "
-        "within 4 of them",
-        BytesText(records_->decoded_bytes), BytesText(kDecodedBytesMax));
+        "nearly every row, as {} are more than the {} that stay decoded; "
+        "shuffle: {{window_files: 4}} shuffles row groups, and rows within 4 "
+        "of them",
+        BytesText(bytes), BytesText(DecodedGroups::kBytesMax));
   }
   std::string Describe(uint64_t record) const override {
-    const auto [group, row] = groups_->rows.Find(record);
-    const size_t file = FileNumber(group);
-    const uint64_t of_file = groups_->begins[file];
+    const auto [group, row] = groups().rows.Find(record);
+    const size_t file = groups().FileOf(group);
+    const uint64_t of_file = groups().begins[file];
     return Format("{}, row {} (row group {})", (*files_)[file].path(),
-                  record - groups_->rows.BeginOf(of_file), group - of_file);
+                  record - groups().rows.BeginOf(of_file), group - of_file);
   }
 
   Status Unpack(uint64_t record, const ReadBytes&, std::vector<std::byte>*,
@@ -90,59 +80,54 @@ class Parquet final : public Source {
   std::unique_ptr<Maker> MakeMaker(Cancelled cancelled) const override {
     // Relaxed: only counted.
     const uint32_t index = next_index_.fetch_add(1, std::memory_order_relaxed);
-    return MakePythonRows(records_, index, std::move(cancelled));
+    return MakeParquetRows(records_, index, std::move(cancelled));
   }
   std::unique_ptr<Source> OfFeatures(
       std::span<const std::string> names) const override {
-    PythonRecords narrow = *records_;
-    nlohmann::json& columns = narrow.argument["structure"];
-    nlohmann::json features = nlohmann::json::array();
-    columns = nlohmann::json::array();
-    narrow.features.clear();
-    const nlohmann::json& all = records_->argument["features"];
-    for (const nlohmann::json& column : records_->argument["structure"]) {
-      const std::vector<std::string> given = column.at("names");
-      if (std::find_first_of(given.begin(), given.end(), names.begin(),
-                             names.end()) == given.end()) {
-        continue;
-      }
-      columns.push_back(column);
-      for (size_t i = 0; i < raw_spec().size(); ++i) {
-        const std::string& name = raw_spec()[i].feature.name;
-        if (std::find(given.begin(), given.end(), name) == given.end()) {
-          continue;
-        }
-        narrow.features.push_back(raw_spec()[i]);
-        features.push_back(all[i]);
-      }
-    }
-    narrow.argument["features"] = std::move(features);
+    ParquetRecords narrow = *records_;
+    PythonRecords& python = narrow.python;
+    const RawSpec& features = raw_spec();
+    python.features.clear();
+    python.argument["structure"] = nlohmann::json::array();
     narrow.columns.clear();
-    if (narrow.features.empty() || !LayOutColumns(&narrow).ok()) return nullptr;
-    return std::make_unique<Parquet>(files_, groups_, std::move(narrow),
-                                     processes_);
+    const auto wanted = [&](size_t feature) {
+      return std::find(names.begin(), names.end(),
+                       features[feature].feature.name) != names.end();
+    };
+    for (size_t i = 0; i < records_->columns.size(); ++i) {
+      ParquetColumn column = records_->columns[i];
+      const size_t first = column.feature;
+      const size_t end = first + (column.HasLength() ? 2 : 1);
+      if (!wanted(first) && !wanted(end - 1)) continue;
+      column.feature = python.features.size();
+      for (size_t j = first; j < end; ++j) {
+        python.features.push_back(features[j]);
+      }
+      narrow.columns.push_back(std::move(column));
+      python.argument["structure"].push_back(
+          records_->python.argument["structure"][i]);
+    }
+    if (narrow.columns.empty()) return nullptr;
+    narrow.decoded = std::make_shared<DecodedGroups>();
+    return std::make_unique<Parquet>(files_, std::move(narrow), processes_);
   }
-  uint64_t wait_ns() const override { return PythonWaitNs(records_->options); }
+  uint64_t wait_ns() const override {
+    return PythonWaitNs(records_->python.options);
+  }
   uint32_t processes() const override { return processes_; }
 
  private:
-  size_t FileNumber(size_t group) const {
-    const auto& begins = groups_->begins;
-    return static_cast<size_t>(
-        std::upper_bound(begins.begin(), begins.end(), group) - begins.begin() -
-        1);
-  }
+  const ParquetGroups& groups() const { return *records_->groups; }
 
   const std::shared_ptr<const DataFiles> files_;
-  const std::shared_ptr<const Groups> groups_;
-  const std::shared_ptr<const PythonRecords> records_;
+  const std::shared_ptr<const ParquetRecords> records_;
   const uint32_t processes_;
   mutable std::atomic<uint32_t> next_index_{0};
 };
 
 // What python_parquet.py says of the files.
-StatusOr<Groups> ReadGroups(const PythonRecords& records, size_t files) {
-  Groups groups;
+StatusOr<ParquetGroups> ReadGroups(const PythonRecords& records, size_t files) {
+  ParquetGroups groups;
   const std::string& said = records.begin;
   size_t at = 0;
   uint64_t begin = 0;
@@ -219,7 +204,8 @@ OpenedSource ParquetSource::Open(OpenProgress* progress,
   PENSTOCK_ASSIGN_OR_RETURN(DataFiles opened,
                             DataFiles::Open(files, *progress));
   const auto data = std::make_shared<const DataFiles>(std::move(opened));
-  PythonRecords records;
+  ParquetRecords shared;
+  PythonRecords& records = shared.python;
   records.name = "parquet";
   records.options = options;
   // The processes open them by name, and read only what was opened here.
@@ -237,7 +223,6 @@ OpenedSource ParquetSource::Open(OpenProgress* progress,
                       {"max_bytes", max_bytes},
                       {"max_length", nlohmann::json::object()},
                       {"default", nlohmann::json::parse(fallbacks)},
-                      {"cuts", longer == Longer::kCut},
                       {"processes", processes},
                       {"index", 0},
                       {"template", true}};
@@ -251,14 +236,21 @@ OpenedSource ParquetSource::Open(OpenProgress* progress,
       options, PythonDatasetSource::Program(), records.argument.dump(), memory,
       [progress] { return progress->cancel.load(); });
   if (!process.ok()) return process.status().Prepend("parquet");
-  const Status taken =
-      TakeTemplate(*std::move(process), /*in_columns=*/true, &memory, &records);
+  const Status taken = TakeTemplate(*std::move(process), /*in_columns=*/false,
+                                    &memory, &records);
   if (!taken.ok()) return taken.Prepend("parquet");
-  PENSTOCK_ASSIGN_OR_RETURN(Groups groups, ReadGroups(records, data->size()));
+  PENSTOCK_ASSIGN_OR_RETURN(ParquetGroups groups,
+                            ReadGroups(records, data->size()));
+  auto described =
+      ParquetColumnsOf(records.argument["structure"], records.features);
+  if (!described) return PythonRecordProcess::WrongAnswer();
+  shared.columns = *std::move(described);
+  shared.decoded = std::make_shared<DecodedGroups>();
+  shared.cuts = longer == Longer::kCut;
   PENSTOCK_RETURN_IF_ERROR(progress->reserve(groups.rows.memory_bytes()));
+  shared.groups = std::make_shared<const ParquetGroups>(std::move(groups));
   return std::unique_ptr<Source>(
-      new Parquet(data, std::make_shared<const Groups>(std::move(groups)),
-                  std::move(records), processes));
+      new Parquet(data, std::move(shared), processes));
 }
 
 }  // namespace penstock

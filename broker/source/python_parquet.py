@@ -11,17 +11,15 @@ Its structure is a list of columns: {"feature", "path" in the schema, "kind", "d
 "shape" in the file, "room", "default"}. The kinds are "array", "items" (a list that
 differs in length), "text" and "bytes" (encoded).
 
-Only the columns asked for are decoded. Groups stay decoded in GROUPS_BYTES_MAX of a
-process, the last one whatever it takes; Arrow files are mapped.
+Only the columns asked for are decoded. A group of Parquet is decoded as a whole, and the
+broker keeps it; of a mapped file of Arrow, rows are selected.
 """
 
+import fcntl
 import itertools
 
 GROUPS_BYTES_MAX = 256 << 20
 FILES_OPEN_MAX = 64
-# The rows of a call are made group by group; of more groups than that, so many first.
-GROUPS_AT_ONCE = 64
-ROWS_AT_ONCE = 256
 INSTALL = ("parquet is read with pyarrow, which {} cannot import ({}): pip install pyarrow "
            "into the Python that the broker runs")
 
@@ -297,7 +295,8 @@ class Parquet:
         self.numpy = numpy
         self.entries = given_files(options)
         self.open_files = collections.OrderedDict()
-        self.scanned = self.scan(options["wanted"])
+        if options["template"]:
+            self.scanned = self.scan(options["wanted"])
 
     def file(self, number):
         found = self.open_files.pop(number, None) or File(self.entries[number], number)
@@ -526,207 +525,152 @@ def dense(numpy, array, dtype, shape):
 
 
 class Column:
-    """A column of a group: its values, and which rows lack one."""
+    """The values of a column as a table has them (broker/source/parquet_table.h):
+    states: of each row, whether it has a value (None: all have); offsets: in items, of
+    what differs in length; values."""
+
+    VALUE, NULL, OTHER_SHAPE, EMPTY = range(4)
 
     def __init__(self, numpy, column, array):
         self.numpy = numpy
-        self.column = column
-        self.null = (~array.is_valid().to_numpy(zero_copy_only=False)
-                     if array.null_count else None)
-        self.bad = None  # rows of another shape, or items, or with a null within
-        self.bytes = array.nbytes
-        if column["kind"] == "array":
-            self.values, self.bad = dense(numpy, array, column["dtype"], column["shape"])
-            self.bytes = self.values.nbytes
-            return
-        if is_binary(array.type):
+        kind, default = column["kind"], column["default"]
+        null = bad = self.offsets = None
+        if kind == "text" and default is not None and array.null_count:
+            array = array.fill_null(default.encode("utf-8", "replace"))
+        if array.null_count:
+            null = ~array.is_valid().to_numpy(zero_copy_only=False)
+        if kind == "array":
+            self.values, bad = dense(numpy, array, column["dtype"], column["shape"])
+            if null is not None and default is not None:
+                self.values = self.values.copy()
+                self.values[null] = default
+                null, bad = None, None if bad is None else bad & ~null
+        elif is_binary(array.type):
             buffers = array.buffers()
-            self.offsets = numpy.frombuffer(buffers[1] or bytes(8), numpy.int64)[
+            offsets = numpy.frombuffer(buffers[1] or bytes(8), numpy.int64)[
                 array.offset:array.offset + len(array) + 1]
-            self.values = numpy.frombuffer(buffers[2] or b"", numpy.uint8)
-            return
-        self.offsets = numpy.asarray(array.offsets.to_numpy())
-        begin, end = int(self.offsets[0]), int(self.offsets[-1])
-        self.values, self.bad = dense(numpy, array.values.slice(begin, end - begin),
-                                      column["dtype"], column["shape"])
-        self.offsets = self.offsets - begin
-        self.bytes = self.values.nbytes
-
-    def error(self, row):
-        """What is wrong with a row; None: nothing is."""
-        name = self.column["name"]
-        if self.null is not None and self.null[row]:
-            if self.column["default"] is None:
-                return f"column '{name}' is null; give it a `default` if that is right"
-            return None
-        if self.bad is None:
-            return None
-        at = (slice(row, row + 1) if self.column["kind"] == "array" else
-              slice(self.offsets[row], self.offsets[row + 1]))
-        if not self.bad[at].any():
-            return None
-        of = "" if self.column["kind"] == "array" else " of its items"
-        return (f"column '{name}' has a null within, or another shape than "
-                f"{self.column['shape']}{of}" + (
-                    f": max_length: {{{name}: ...}} is the room for lists that differ"
-                    if self.column["kind"] == "array" else ""))
-
-    def is_null(self, row):
-        return self.null is not None and self.null[row]
-
-    def write(self, *arguments):
-        """Of memory, places there, rows, and whether longer ones are cut."""
-        getattr(self, "write_" + self.column["kind"])(*arguments)
-
-    def write_array(self, memory, to, rows, cuts):
-        into = memory.columns[self.column["names"][0]]
-        into[to] = self.values[rows]
-        if self.null is not None:
-            into[to[self.null[rows]]] = self.column["default"] or 0
-
-    def write_items(self, memory, to, rows, cuts):
-        name, name_of_length = self.column["names"]
-        into, lengths = memory.columns[name], memory.columns[name_of_length]
-        for place, row in zip(to.tolist(), rows.tolist()):
-            begin, end = ((0, 0) if self.is_null(row) else
-                          (self.offsets[row], self.offsets[row + 1]))
-            length = int(end - begin)
-            if length > into.shape[1]:
-                if not cuts:
-                    raise RowError(place, f"column '{name}': a list of {length}; at most "
-                                   f"{into.shape[1]} fit (max_length, or `longer: cut`)")
-                length = into.shape[1]
-            into[place, :length] = self.values[begin:begin + length]
-            into[place, length:] = 0
-            lengths[place] = length
-
-    def write_text(self, memory, to, rows, cuts):
-        name, name_of_size = self.column["names"]
-        into, sizes = memory.columns[name], memory.columns[name_of_size]
-        for place, row in zip(to.tolist(), rows.tolist()):
-            if self.is_null(row):
-                data = (self.column["default"] or "").encode("utf-8", "replace")
-            else:
-                data = self.values[self.offsets[row]:self.offsets[row + 1]].tobytes()
-            try:
-                str(data, "utf-8")
-            except UnicodeDecodeError as error:
-                raise RowError(place, f"column '{name}' is not UTF-8 at byte {error.start}: "
-                               "store it as binary, and give max_length for its bytes"
-                               ) from None
-            size = len(data)
-            if size > into.shape[1]:
-                if not cuts:
-                    raise RowError(place, f"column '{name}': text of {size} bytes; at most "
-                                   f"{into.shape[1]} fit (max_bytes, or `longer: cut`)")
-                size = into.shape[1]
-                while size > 0 and data[size] & 0xc0 == 0x80:  # within a character
-                    size -= 1
-            into[place, :size] = self.numpy.frombuffer(data[:size], self.numpy.uint8)
-            into[place, size:] = 0
-            sizes[place] = size
-
-    def write_bytes(self, memory, to, rows, cuts):
-        for place, row in zip(to.tolist(), rows.tolist()):
-            memory.put(self.column["name"], place,
-                       self.values[self.offsets[row]:self.offsets[row + 1]].tobytes())
+            self.values = numpy.frombuffer(buffers[2] or b"", numpy.uint8)[
+                offsets[0]:offsets[-1]]
+            self.offsets = offsets - offsets[0]
+        else:
+            offsets = array.offsets.to_numpy().astype(numpy.int64)
+            self.values, bad_items = dense(
+                numpy, array.values.slice(offsets[0], offsets[-1] - offsets[0]),
+                column["dtype"], column["shape"])
+            self.offsets = offsets - offsets[0]
+            if bad_items is not None:
+                before = numpy.concatenate([[0], bad_items.cumsum()])
+                bad = before[self.offsets[1:]] > before[self.offsets[:-1]]
+        self.states = None
+        if null is not None or bad is not None:
+            self.states = numpy.full(len(array), self.VALUE, numpy.uint8)
+        if bad is not None:
+            self.states[bad] = self.OTHER_SHAPE
+        if null is not None:
+            self.states[null] = self.EMPTY if default == [] else self.NULL
 
 
-class RowError(Exception):
-    """What is wrong with a row of a call."""
+class SealedMemory:
+    """A memory that is written once, and sealed."""
 
-    def __init__(self, place, text):
-        super().__init__(text)
-        self.place = place
+    ALIGN = 64
+
+    def __init__(self):
+        self.descriptor = os.memfd_create("penstock rows",
+                                          os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        self.bytes = self.ALIGN  # nothing lies at 0
+
+    def add(self, array):
+        """Where it lies; 0: there is none."""
+        if array is None:
+            return 0
+        begin = self.bytes
+        view = memoryview(array.reshape(-1).view("uint8"))
+        while view:
+            wrote = os.pwrite(self.descriptor, view, self.bytes)
+            self.bytes += wrote
+            view = view[wrote:]
+        self.bytes += -self.bytes % self.ALIGN
+        return begin
+
+    def seal(self):
+        os.ftruncate(self.descriptor, self.bytes)
+        fcntl.fcntl(self.descriptor, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK |
+                    fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE)
 
 
 class ParquetRows:
-    """Makes the rows of calls (python_rows.py)."""
+    """Answers calls: GROUP, a file and a group of it, or ROWS, and a file, a group and a
+    row of it for each. The answer comes with a memory and has the number of its rows, the size of the
+    process's memory, that of this one, and of each column where its states, offsets and
+    values lie, and the bytes of its values."""
+
+    GROUP, ROWS = range(2)
 
     def __init__(self, dataset, options, growth):
         self.dataset = dataset
         self.numpy = dataset.numpy
         self.columns = options["structure"]
-        self.cuts = options["cuts"]
+        self.bytes_of_memory = options["memory_bytes"]
         self.growth = growth
-        self.memory = Memory(self.numpy, options)
-        self.groups = collections.OrderedDict()  # decoded, the last used last
+        self.groups = collections.OrderedDict()  # of mapped files, the last used last
         self.bytes = 0
 
-    def group(self, at):
+    def read(self, at):
+        number, group = at
+        return self.dataset.file(number).read(group, self.columns)
+
+    def kept(self, at):
+        """The arrays of a mapped group, which are looked at once."""
         found = self.groups.pop(at, None)
         if found is None:
-            number, group = self.dataset.places[at]
-            arrays = self.dataset.file(number).read(group, self.columns)
-            found = [Column(self.numpy, column, array)
-                     for column, array in zip(self.columns, arrays)]
-            self.bytes += sum(each.bytes for each in found)
+            found = self.read(at)
+            self.bytes += sum(each.nbytes for each in found)
         self.groups[at] = found
         while self.bytes > GROUPS_BYTES_MAX and len(self.groups) > 1:
             _, gone = self.groups.popitem(last=False)
-            self.bytes -= sum(each.bytes for each in gone)
+            self.bytes -= sum(each.nbytes for each in gone)
         return found
 
+    def rows_of(self, numbers):
+        """The arrays of rows, in their order."""
+        numpy = self.numpy
+        rows = numpy.array(numbers, numpy.int64).reshape(-1, 3)
+        order = numpy.lexsort(rows[:, 1::-1].T)
+        sorted_rows = rows[order]
+        begins = numpy.flatnonzero((numpy.diff(sorted_rows[:, :2], axis=0) != 0).any(1)) + 1
+        parts = [[array.take(pa.array(part[:, 2])) for array in
+                  self.kept(tuple(part[0, :2].tolist()))]
+                 for part in numpy.split(sorted_rows, begins)]
+        arrays = [part[0] if len(part) == 1 else pa.concat_arrays(part)
+                  for part in zip(*parts)]
+        if (order[:-1] < order[1:]).all():
+            return arrays
+        back = pa.array(numpy.argsort(order))
+        return [array.take(back) for array in arrays]
+
     def make(self, call, numbers, link):
-        numpy = self.numpy
-        records = numpy.array(numbers[1::2], numpy.int64)
-        count = len(records)
-        self.memory.used = self.memory.heap
-        groups = numpy.searchsorted(self.dataset.ends, records, "right")
-        step = count if len(numpy.unique(groups)) <= GROUPS_AT_ONCE else ROWS_AT_ONCE
-        for begin in range(0, count, step):
-            end = min(begin + step, count)
-            wrong = self.make_some(records, groups, begin, end)
-            made = end if wrong is None else wrong[0]
-            if made > begin or wrong is None:
-                state = MORE if wrong is not None or end < count else (
-                    LAST if self.growth.exceeded() else DONE)
-                link.send(answer(call, state,
-                                 struct.pack("<QQ", made, self.memory.bytes)))
-            if wrong is not None:
-                link.send(failure(call, Told(wrong[1])))
-                return
-
-    def make_some(self, records, groups, begin, end):
-        """(place, what is wrong) of the first row that cannot be made; None: all are."""
-        numpy = self.numpy
-        wrong = None
-        for at in numpy.unique(groups[begin:end]).tolist():
-            to = begin + numpy.flatnonzero(groups[begin:end] == at)
-            if wrong is not None:
-                to = to[to < wrong[0]]
-            if not len(to):
-                continue
-            self.memory.in_work[0] = to[0]
-            first = self.dataset.ends[at - 1] if at else 0
-            rows = records[to] - first
-            try:
-                for column in self.group(at):
-                    if column.null is not None or column.bad is not None:
-                        for place, row in zip(to.tolist(), rows.tolist()):
-                            text = column.error(row)
-                            if text is not None:
-                                raise RowError(place, text)
-                    column.write(self.memory, to, rows, self.cuts)
-            except RowError as error:
-                # An earlier row may have another column that is wrong.
-                wrong = self.first_wrong(self.groups[at], to, rows, error)
-            except Told as error:
-                wrong = int(to[0]), str(error)
-            except (pa.ArrowException, OSError, ValueError) as error:
-                wrong = int(to[0]), wrong_with(error)
-        return wrong
-
-    def first_wrong(self, columns, to, rows, error):
-        for i, (place, row) in enumerate(zip(to.tolist(), rows.tolist())):
-            if place >= error.place:
-                break
-            for column in columns:
-                text = column.error(row)
-                if text is not None:
-                    return place, text
-                try:
-                    column.write(self.memory, to[i:i + 1], rows[i:i + 1], self.cuts)
-                except RowError as found:
-                    return place, str(found)
-        return error.place, str(error)
+        asked, *numbers = numbers
+        try:
+            arrays = (self.read(numbers) if asked == self.GROUP
+                      else self.rows_of(numbers))
+            columns = [Column(self.numpy, column, array)
+                       for column, array in zip(self.columns, arrays)]
+        except (pa.ArrowException, OSError, ValueError) as error:
+            raise Told(wrong_with(error)) from None
+        memory = SealedMemory()
+        try:
+            places = []
+            for each in columns:
+                values = self.numpy.ascontiguousarray(each.values)
+                places += [memory.add(each.states), memory.add(each.offsets),
+                           memory.add(values), values.nbytes]
+            memory.seal()
+            body = struct.pack(f"<{3 + len(places)}Q", len(arrays[0]), self.bytes_of_memory,
+                               memory.bytes, *places)
+            state = LAST if self.growth.exceeded() else DONE
+            link.sendmsg([answer(call, state, body)],
+                         [(socket.SOL_SOCKET, socket.SCM_RIGHTS,
+                           struct.pack("i", memory.descriptor))])
+        finally:
+            os.close(memory.descriptor)

@@ -405,7 +405,9 @@ def test_a_shuffle_of_more_than_stays_decoded_is_warned_of(tmp_path):
     pq.write_table(pa.table({"x": np.zeros(40 << 20)}),
                    tmp_path / "a", row_group_size=1 << 20, use_dictionary=False,
                    compression="zstd")
-    source = Dataset.parquet(tmp_path / "a", ["x"])
+    for name in "bcd":
+        os.link(tmp_path / "a", tmp_path / name)
+    source = Dataset.parquet(tmp_path / "[a-d]", ["x"])
     for dataset, warned in ((source.shuffle(1), True), (source, False),
                             (source.shuffle(1, window_files=4), False)):
         (tmp_path / "spec.json").write_text(dataset.batch(64).to_json())
