@@ -8,10 +8,11 @@
 namespace penstock {
 namespace {
 
-// Rows that a maker copies at once, group by group, and their bytes.
-constexpr size_t kRowsMax = 1024;
+// Rows that a maker copies at once, group by group, and their bytes: small rows
+// stay in the cache of a core.
+constexpr size_t kRowsMax = 256;
 constexpr uint64_t kRowsBytes = uint64_t{16} << 20;
-// Of features of any size, before any is known.
+// What features of any size take, before any is known.
 constexpr uint64_t kAnySizeGuess = 256 << 10;
 constexpr std::chrono::milliseconds kLook{50};
 

@@ -45,7 +45,7 @@ struct Memory {
     bytes.resize((bytes.size() + 63) / 64 * 64);
     return at;
   }
-  // Of two rows.
+  // Two rows.
   explicit Memory(const std::vector<uint8_t>& states = {0, 0},
                   const std::vector<uint64_t>& list = {0, 1, 3}) {
     numbers = {2, 0};
