@@ -263,7 +263,7 @@ void DecodedGroups::End(uint64_t group,
       ended.table = std::move(table);
       ended.used = used_.insert(used_.end(), group);
       bytes_ += ended.table->bytes();
-      while (bytes_ > kBytesMax && used_.size() > kGroupsMin) {
+      while (bytes_ > bytes_max_ && used_.size() > kGroupsMin) {
         const auto oldest = groups_.find(used_.front());
         bytes_ -= oldest->second.table->bytes();
         groups_.erase(oldest);

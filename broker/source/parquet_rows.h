@@ -41,6 +41,9 @@ class DecodedGroups {
   static constexpr uint64_t kBytesMax = uint64_t{1} << 30;
   static constexpr size_t kGroupsMin = 8;
 
+  explicit DecodedGroups(uint64_t bytes_max = kBytesMax)
+      : bytes_max_(bytes_max) {}
+
   struct Found {
     uint64_t group = 0;
     // nullptr: the caller is to decode it, and to call End.
@@ -58,6 +61,7 @@ class DecodedGroups {
     std::list<uint64_t>::iterator used = {};
   };
 
+  const uint64_t bytes_max_;
   std::mutex mutex_;
   std::condition_variable ended_;
   // Guarded by mutex_.

@@ -2,9 +2,12 @@
 of Parquet and of Arrow; what is wrong with a file, a column or a row is told with its
 place. Method: every value beside pyarrow's own; one test for each thing that can be wrong."""
 
+import contextlib
 import datetime
 import decimal
 import os
+import pathlib
+import signal
 import subprocess
 import sys
 
@@ -417,6 +420,31 @@ def test_a_shuffle_of_more_than_stays_decoded_is_warned_of(tmp_path):
             env={**os.environ, "PENSTOCK_PYTHON": sys.executable, "PENSTOCK_SOCKET": ""})
         assert told.returncode == 0, told.stderr
         assert ("window_files: 4" in told.stdout + told.stderr) == warned
+
+
+def processes_that_read(column):
+    found = []
+    for process in pathlib.Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):  # it has ended
+            command = (process / "cmdline").read_bytes()
+            if b"exec(open(5).read())" in command and column.encode() in command:
+                found.append(int(process.name))
+    return found
+
+
+@pytest.mark.parametrize("write", [write_parquet, write_file], ids=["parquet", "arrow"])
+def test_killed_processes_cost_no_row(attach, tmp_path, write):
+    write(str(tmp_path / "a"), pa.table({"of_killed": range(3000)}))
+    reader = attach(Dataset.parquet(tmp_path / "a", "of_killed").shuffle(2).batch(10))
+    seen = []
+    for number, batch in enumerate(reader):
+        seen += batch["of_killed"].tolist()
+        if number == 5:  # once: a second death with a group in work would be its fault
+            killed = processes_that_read("of_killed")
+            for process in killed:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(process, signal.SIGKILL)
+    assert sorted(seen) == list(range(3000)) and killed
 
 
 def test_a_state_resumes(attach, tmp_path):

@@ -13,7 +13,10 @@
 #include <cstring>
 #include <nlohmann/json.hpp>
 #include <string>
+#include <thread>
 #include <vector>
+
+#include "broker/source/parquet_rows.h"
 
 namespace penstock::parquet_table_test {
 
@@ -169,6 +172,49 @@ TEST(ParquetTableTest, ColumnsThatAreNotThoseOfTheFeaturesAreRefused) {
     EXPECT_FALSE(ParquetColumnsOf(nlohmann::json::parse(text), Features()))
         << text;
   }
+}
+
+// ---- groups that stay decoded
+
+TEST(DecodedGroupsTest, AGroupIsDecodedByOneAndTakenByAll) {
+  DecodedGroups decoded;
+  const uint64_t groups[] = {4, 7};
+  EXPECT_EQ(decoded.Find(groups)->group, 4u);
+  EXPECT_EQ(decoded.Find(groups)->group, 7u);
+  EXPECT_FALSE(decoded.Find(groups));  // both are in work
+  decoded.End(7, nullptr);             // it could not be decoded
+  EXPECT_EQ(decoded.Find(groups)->group, 7u);
+  std::thread other([&decoded] {
+    decoded.End(4, std::make_shared<const ParquetTable>(*Memory().Take()));
+  });
+  std::optional<DecodedGroups::Found> found;
+  while (!(found = decoded.Find(groups))) {
+  }
+  other.join();
+  EXPECT_EQ(found->group, 4u);
+  EXPECT_EQ(found->table->rows(), 2u);
+}
+
+TEST(DecodedGroupsTest, TheOneUsedLongestAgoGoes) {
+  const auto table = std::make_shared<const ParquetTable>(*Memory().Take());
+  constexpr uint64_t kKept = DecodedGroups::kGroupsMin;
+  DecodedGroups decoded(kKept * table->bytes());
+  const auto is_decoded = [&decoded](uint64_t group) {
+    const bool found = decoded.Find({&group, 1})->table != nullptr;
+    if (!found) decoded.End(group, nullptr);
+    return found;
+  };
+  for (uint64_t group = 0; group < kKept; ++group) {
+    decoded.Find({&group, 1});
+    decoded.End(group, table);
+  }
+  EXPECT_TRUE(is_decoded(0));
+  const uint64_t more = kKept;
+  decoded.Find({&more, 1});
+  decoded.End(more, table);
+  EXPECT_TRUE(is_decoded(0));
+  EXPECT_FALSE(is_decoded(1));
+  EXPECT_TRUE(is_decoded(2));
 }
 
 }  // namespace penstock::parquet_table_test
