@@ -425,7 +425,7 @@ class Documents(Rows):
              "grain": "grain_documents"}
     BEGINS = ()
     BATCH = 64
-    BATCH_KEYS = ", buckets: {by: tokens.length, count: 16}"
+    BATCH_KEYS = ", buckets: {by: tokens.length, count: 32}"
     LENGTHS = True
     VENV = "torch"
     COUNT, LONGEST = 100_000, 1024

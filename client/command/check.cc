@@ -125,6 +125,27 @@ std::optional<TriedRow> TryRows(PrivateBroker* broker,
   return first;
 }
 
+// "3 of rows up to 16, 32, 64": some of many.
+std::string BucketsText(std::span<const ElementSpec> buckets) {
+  constexpr size_t kSome = 8;
+  std::string text;
+  const ElementSpec& last = buckets.back();
+  for (size_t i = 0; i < buckets.size(); ++i) {
+    if (i == kSome && buckets.size() > kSome + 2) {
+      text += ", ...";
+      i = buckets.size() - 1;
+    }
+    // The feature that the buckets go by has another length in each.
+    for (size_t j = 0; j < last.size(); ++j) {
+      if (buckets.front()[j] == last[j] || last[j].shape.empty()) continue;
+      text += Format(", {}", buckets[i][j].shape[0]);
+      break;
+    }
+  }
+  return Format("{}{}", buckets.size(),
+                text.empty() ? "" : " of rows up to " + text.substr(2));
+}
+
 void PrintIndex(const DatasetIndex& index, int world_size,
                 const std::optional<TriedRow>& row) {
   const auto line = [](const char* what, const std::string& value) {
@@ -217,6 +238,7 @@ void PrintIndex(const DatasetIndex& index, int world_size,
                                                         100 * most / all)
                                                : "")));
   }
+  if (buckets) line("buckets", BucketsText(index.element_spec_by_part));
   if (row) {
     line("row", row->status.ok()
                     ? Format("sample {}: {} read, {} to read and map it",
@@ -225,19 +247,34 @@ void PrintIndex(const DatasetIndex& index, int world_size,
                     : "an error, see below");
   }
   Table table({"feature", "dtype", "shape", ">bytes per row"});
+  // last: what the features are in the last of several buckets.
   const auto add = [&table](const ElementSpec& features,
+                            const ElementSpec& last,
                             const std::string& of_part) {
-    for (const Feature& feature : features) {
-      table.AddRow({feature.name + of_part,
-                    std::string(DTypeName(feature.dtype)), ShapeText(feature),
-                    FormatCount(feature.RowBytes())});
+    for (size_t i = 0; i < features.size(); ++i) {
+      const auto range = [&](const auto& text) {
+        const std::string first = text(features[i]);
+        return features[i] == last[i]
+                   ? first
+                   : Format("{} to {}", first, text(last[i]));
+      };
+      table.AddRow({features[i].name + of_part,
+                    std::string(DTypeName(features[i].dtype)), range(ShapeText),
+                    range([](const Feature& feature) {
+                      return FormatCount(feature.RowBytes());
+                    })});
     }
   };
-  for (size_t part = 0; part < index.element_spec_by_part.size(); ++part) {
-    add(index.element_spec_by_part[part],
-        Format(", {} {}", buckets ? "bucket" : "part", part));
+  const auto& parts = index.element_spec_by_part;
+  if (parts.empty()) {
+    add(index.element_spec, index.element_spec, "");
+  } else if (buckets) {
+    add(parts.front(), parts.back(), "");
+  } else {
+    for (size_t part = 0; part < parts.size(); ++part) {
+      add(parts[part], parts[part], Format(", part {}", part));
+    }
   }
-  if (index.element_spec_by_part.empty()) add(index.element_spec, "");
   Print(stdout, "\n{}", table.ToString());
 }
 

@@ -130,6 +130,17 @@ def test_bench_verifies_it(dataset, tmp_path):
     assert json.loads(done.stdout)["verified"] == 300
 
 
+def test_check_shows_the_buckets(dataset, tmp_path):
+    spec = tmp_path / "spec.yaml"
+    spec.write_text(dataset.batch(16, buckets=penstock.buckets(
+        "tokens.length", boundaries=[16, 32, 64])).to_yaml())
+    told = subprocess.run([PENSTOCK, "check", spec], stdout=subprocess.PIPE, text=True,
+                          check=True, timeout=100).stdout
+    longest = max(map(len, ROWS))
+    assert f"4 of rows up to 16, 32, 64, {longest}\n" in told
+    assert f"16 to {longest}" in told and told.count("tokens.length") == 1
+
+
 def test_any_number_may_sort_the_rows(attach, dataset):
     made = dataset.batch(30, buckets=penstock.buckets("n", count=10))
     for batch in attach(made):
