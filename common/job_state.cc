@@ -40,6 +40,9 @@ std::string ShardsText(const std::optional<JobState::Shards>& shards) {
   return Format("over {} ranks in batches of {}", shards->count, shards->batch);
 }
 
+// A job's own states name its dataset.
+bool IsPositionAlone(const JobState& state) { return state.dataset.empty(); }
+
 }  // namespace
 
 nlohmann::json WeightsChangeToJson(const WeightsChange& change) {
@@ -93,6 +96,9 @@ StatusOr<std::vector<double>> WeightsAt(const nlohmann::json& json,
 }  // namespace
 
 nlohmann::json JobStateToJson(const JobState& state) {
+  if (IsPositionAlone(state)) {
+    return {{"epoch", state.epoch}, {"row", state.row}};
+  }
   nlohmann::json owed = nlohmann::json::array();
   for (const JobState::Owed& each : state.owed) {
     owed.push_back({each.epoch, each.row, each.rows, each.redelivered});
@@ -127,6 +133,13 @@ nlohmann::json JobStateToJson(const JobState& state) {
 }
 
 StatusOr<JobState> JobStateFromJson(const nlohmann::json& json) {
+  JobState state;
+  if (json.is_object() && json.size() == 2 && json.contains("epoch") &&
+      json.contains("row")) {
+    PENSTOCK_ASSIGN_OR_RETURN(state.epoch, NumberOf(json, "epoch"));
+    PENSTOCK_ASSIGN_OR_RETURN(state.row, NumberOf(json, "row"));
+    return state;
+  }
   const auto version =
       json.is_object() ? json.find("penstock_state") : json.end();
   if (!json.is_object() || version == json.end() ||
@@ -140,10 +153,10 @@ StatusOr<JobState> JobStateFromJson(const nlohmann::json& json) {
         "release that wrote it, or a newer one",
         version->get<uint64_t>(), JobState::kVersion);
   }
-  JobState state;
   const auto dataset = json.find("dataset");
-  if (dataset == json.end() || !dataset->is_string()) {
-    return Wrong(json, "dataset", "a string");
+  if (dataset == json.end() || !dataset->is_string() ||
+      dataset->get_ref<const std::string&>().empty()) {
+    return Wrong(json, "dataset", "a string that is not empty");
   }
   state.dataset = dataset->get<std::string>();
   const auto delivery = json.find("delivery");
@@ -291,10 +304,15 @@ StatusOr<JobState> ReadJobState(const std::string& path) {
   if (!state.ok()) {
     return refused(state.status().Prepend(Format("state file '{}'", path)));
   }
+  if (IsPositionAlone(*state)) {
+    return refused(InvalidArgumentError(
+        "state file '{}' has a position alone and names no dataset", path));
+  }
   return state;
 }
 
 std::string DifferingIdentity(const JobState& state, const JobState& here) {
+  if (IsPositionAlone(state)) return "";
   if (state.dataset != here.dataset) {
     return Format("dataset: '{}' in the state, '{}' here", state.dataset,
                   here.dataset);

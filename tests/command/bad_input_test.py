@@ -93,6 +93,8 @@ class BadInput(unittest.TestCase):
         files = {"empty.json": "", "blank.json": " \n", "half.json": "{",
                  "newer.json": '{"penstock_state": 9}',
                  "other.json": '{"penstock_state": 1, "dataset": 3}',
+                 "unnamed.json": '{"penstock_state": 1, "dataset": ""}',
+                 "position.json": '{"epoch": 0, "row": 2}',
                  "large.json": " " * (2 << 20)}
         for name, text in files.items():
             (self.folder / name).write_text(text)
@@ -102,6 +104,8 @@ class BadInput(unittest.TestCase):
                              "unexpected end of input"),
                             ("newer.json", "a state of version 9"),
                             ("other.json", "'dataset' is 3: wanted a string"),
+                            ("unnamed.json", "'dataset' is \"\": wanted a string that is"),
+                            ("position.json", "has a position alone and names no dataset"),
                             ("large.json", "is larger than 1024 KiB, the limit"),
                             ("folder", "is a folder, not a text file"),
                             ("fifo", "is not a regular file"),

@@ -397,6 +397,56 @@ def test_torchtitans_dimensions(launched):
     assert (layout.rank, layout.world_size, layout.replica, layout.replicas) == (1, 2, 2, 4)
 
 
+class Distributed:
+    """torch.distributed of a process, where all have told (host, rank, world size)."""
+
+    def __init__(self, told, this):
+        self.told, self.get_rank = told, lambda: this
+        self.is_available = self.is_initialized = lambda: True
+        self.get_world_size = lambda: len(told)
+
+    def all_gather_object(self, found, mine):
+        assert mine[1:] == self.told[self.get_rank()][1:]
+        # This process's own host is what it is called here.
+        here = self.told[self.get_rank()][0]
+        found[:] = [((mine[0] if host == here else host), *rest)
+                    for host, *rest in self.told]
+
+
+@pytest.fixture
+def told(monkeypatch):
+    def asks(this, *told):
+        monkeypatch.setitem(sys.modules, "torch.distributed", Distributed(told, this))
+        return parallel.of_data_rank(*told[this][1:])
+    return asks
+
+
+def test_processes_tell_each_other_their_data_ranks(told):
+    # Two hosts, numbers in turn; of a pipeline's three stages the one between takes none.
+    stages = [("a", 0, 2), ("a", 1, 2), ("a", None, 2), ("b", None, 2), ("b", 0, 2), ("b", 1, 2)]
+    found = [told(this, *stages) for this in range(6)]
+    assert [layout and tuple(layout.options().values()) for layout in found] == [
+        (0, 2, 0, 2, 2, 1), (1, 2, 0, 2, 2, 1), None, None,
+        (0, 2, 1, 2, 2, 1), (1, 2, 1, 2, 2, 1)]
+    whole = [("a", 0, 1), ("a", 0, 1)]
+    assert [tuple(told(this, *whole).options().values()) for this in range(2)] == [
+        (0, 1, 0, 2, 1, 2), (0, 1, 1, 2, 1, 2)]
+
+
+@pytest.mark.parametrize("processes, text", [
+    ([("a", 0, 2), ("a", 1, 3)], "world_size: some processes say 2, others 3"),
+    ([("a", 0, 0)], "world_size is 0; wanted 1 or more"),
+    ([("a", 0, 2), ("a", 2, 2)], "process 1 says that its rank is 2: they count from 0 to 1"),
+    ([("a", 0, 2), ("a", 0, 2), ("a", 1, 2)],
+     "rank 1 has 1 processes that take batches, and rank 0 has 2"),
+    ([("a", None, 1)], "rank 0 has 0 processes"),
+    ([("a", 0, 2), ("a", 0, 2), ("a", 1, 2), ("b", 1, 2)], "of the 3 processes of this host"),
+])
+def test_data_ranks_that_disagree_are_refused(told, processes, text):
+    with pytest.raises(ValueError, match=text):
+        told(0, *processes)
+
+
 MESHED = """
 import json, sys
 import penstock
@@ -407,6 +457,7 @@ distributed.init_process_group("gloo")
 mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
 layout = parallel.of_mesh(mesh)
 assert layout.rank == mesh.get_local_rank("dp") and layout.replica == mesh.get_local_rank("tp")
+assert parallel.of_data_rank(layout.rank, 2) == layout
 with penstock.attach(penstock.Dataset.range(16).batch(4), job="mesh", timeout_s=60,
                      **layout.options()) as reader:
     rows = [batch["value"].tolist() for batch in reader]

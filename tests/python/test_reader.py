@@ -159,6 +159,24 @@ def test_load_state_dict_rewinds(attach, numbers):
     assert reader.incarnation == 2
 
 
+def test_a_position_alone_is_a_state_of_any_dataset(attach, attach_all, numbers):
+    with attach(numbers.shuffle(seed=1).repeat(2), job="whole") as reader:
+        whole = values_of(reader)
+    begin = {"epoch": 1, "row": 8}
+    ranks = attach_all(numbers.shuffle(seed=1).repeat(2), 2, "ranks", state=begin)
+    assert [row for batches in zip(*ranks) for batch in batches
+            for row in batch["value"].tolist()] == whole[32:]
+    own = ranks[0].state_dict()
+    assert (own["dataset"], own["epoch"], own["row"]) == ("range", 2, 0)
+    ranks[0].reset(0, 1, {"epoch": 0, "row": 16})
+    assert values_of(ranks[0]) == whole[16:]
+    for state, words in (({"epoch": 0}, "'penstock_state', its version, is missing"),
+                         ({"epoch": 0, "row": -1}, "'row' is -1: wanted a number, 0 or more"),
+                         ({"epoch": 0, "row": 99}, "row 99 of epoch 0: an epoch has 24 rows")):
+        with pytest.raises(penstock.InvalidArgument, match=words):
+            attach(numbers, state=state)
+
+
 def test_reset_to_another_world(attach, numbers):
     reader = attach(numbers, 0, 2, local_world_size=2, job="elastic")
     other = attach(numbers, 1, 2, local_world_size=2, job="elastic")

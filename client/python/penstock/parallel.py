@@ -4,6 +4,7 @@ of one data-parallel number are one rank (its replicas), and each gets its batch
     layout = penstock.parallel.of_mesh(mesh)     # of torch.distributed, dp and tp
     layout = penstock.parallel.of_megatron()     # megatron.core.parallel_state
     layout = penstock.parallel.of_sizes(pp=2, dp=2, tp=2)  # the outermost first
+    layout = penstock.parallel.of_data_rank(dp_rank, dp_size)  # asks all processes
     with penstock.attach("train.yaml", **layout.options()) as reader:
         ...
 
@@ -12,12 +13,13 @@ of one data-parallel number are one rank (its replicas), and each gets its batch
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import importlib
-import itertools
 import math
 import os
-from typing import Any, Dict, Optional, Sequence, Tuple
+import socket as sockets
+from typing import Any, Dict, List, Optional, Sequence, Tuple
 
 import numpy as np
 
@@ -25,9 +27,6 @@ from penstock import _core
 
 # Names of the dimensions of a mesh that are data parallel: torchtitan's and others'.
 DATA = ("dp", "dp_replicate", "dp_shard", "fsdp", "data", "batch")
-
-# A rank and a replica.
-Place = Tuple[int, int]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -141,6 +140,49 @@ def of_megatron(parallel_state: Any = None, order: str = "tp-cp-ep-dp-pp") -> La
     return layout
 
 
+def of_data_rank(rank: Optional[int], world_size: int) -> Optional[Layout]:
+    """Of what knows only its data-parallel rank and their number, as what torchtitan and
+    Megatron build their loaders with. All processes of ``torch.distributed`` call it, in
+    any layout, and tell each other.
+
+    Args:
+      rank: None: this process takes no batches, as those that get them by a broadcast,
+        or have a stage in the middle of a pipeline; then it returns None.
+
+    Raises:
+      ValueError: the processes disagree on ``world_size``, or some ranks have more
+        processes than others, of all or of those of this host.
+    """
+    distributed = importlib.import_module("torch.distributed")
+    if not (distributed.is_available() and distributed.is_initialized()):
+        raise ValueError("torch.distributed is not initialised: call init_process_group first")
+    this = distributed.get_rank()
+    told: List[Any] = [None] * distributed.get_world_size()
+    distributed.all_gather_object(told, (sockets.gethostname(), rank, world_size))
+    sizes = sorted({size for _, _, size in told})
+    if len(sizes) > 1:
+        raise ValueError(f"world_size: some processes say {sizes[0]}, others {sizes[1]}")
+    if world_size < 1:
+        raise ValueError(f"world_size is {world_size}; wanted 1 or more")
+    members: List[List[int]] = [[] for _ in range(world_size)]  # by rank: its processes
+    for process, (_, each, _) in enumerate(told):
+        if each is not None and not 0 <= each < world_size:
+            raise ValueError(f"process {process} says that its rank is {each}: they count "
+                             f"from 0 to {world_size - 1}")
+        if each is not None:
+            members[each].append(process)
+    counts = [len(each) for each in members]
+    if min(counts) != max(counts) or not counts[0]:
+        least, most = counts.index(min(counts)), counts.index(max(counts))
+        raise ValueError(f"rank {least} has {min(counts)} processes that take batches, and "
+                         f"rank {most} has {max(counts)}: each rank has equally many, and one "
+                         "at least")
+    if rank is None:
+        return None
+    here = [process for process, (host, *_) in enumerate(told) if host == told[this][0]]
+    return _of_members(members, this, here, "the processes of this launch")
+
+
 def slice_of(sequences: Any, number: int, size: int, *, dim: int = 1,
              order: str = "contiguous", join: bool = False) -> Any:
     """The part of a batch's sequences for one of ``size`` context-parallel processes.
@@ -193,20 +235,24 @@ def _of_grid(grid: np.ndarray, is_data: Sequence[bool], what: str) -> Layout:
     others = [axis for axis, chosen in enumerate(is_data) if not chosen]
     ranks = math.prod(grid.shape[axis] for axis in data)
     # By rank and replica: the process.
-    table = grid.transpose(data + others).reshape(ranks, -1)
-    places: Dict[int, Place] = {
-        int(table[rank, replica]): (rank, replica)
-        for rank, replica in itertools.product(range(ranks), range(table.shape[1]))}
+    members = grid.transpose(data + others).reshape(ranks, -1).tolist()
     first = this // local * local
-    here = [places[process] for process in range(first, min(first + local, processes))]
-    here_ranks = {rank for rank, _ in here}
-    replicas = len(here) // len(here_ranks)
-    if any(sum(rank == each for each, _ in here) != replicas for rank in here_ranks):
+    return _of_members(members, this, range(first, min(first + local, processes)), what)
+
+
+def _of_members(members: Sequence[Sequence[int]], this: int, here: Sequence[int],
+                what: str) -> Layout:
+    """members: the processes of each rank; here: the processes of this host."""
+    places = {process: (rank, replica) for rank, processes in enumerate(members)
+              for replica, process in enumerate(processes)}
+    local = collections.Counter(places[each][0] for each in here if each in places)
+    replicas = local[places[this][0]]
+    if any(count != replicas for count in local.values()):
         raise ValueError(
             f"{what}: of the {len(here)} processes of this host, some ranks have more replicas "
             "than others: let the sizes divide the processes of a host, or these them")
-    return Layout(places[this][0], ranks, places[this][1], table.shape[1],
-                  len(here_ranks), replicas)
+    rank, replica = places[this]
+    return Layout(rank, len(members), replica, len(members[0]), len(local), replicas)
 
 
 def _launch() -> Tuple[int, int, int]:

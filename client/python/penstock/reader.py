@@ -494,8 +494,9 @@ def attach(dataset: Union[Path, Dataset, None, Callable[[InputContext], Any]] = 
         each batch to the next rank that has none; "broadcast": each batch to
         every consumer; "independent": the whole dataset to each, in its own
         order.
-      state: of ``Reader.state_dict``: begin there, with any number of ranks. None:
-        the file PENSTOCK_STATE names, else the beginning.
+      state: of ``Reader.state_dict``: begin there, with any number of ranks;
+        {"epoch": 0, "row": n}: behind n rows, whatever the dataset is. None: the file
+        PENSTOCK_STATE names, else the beginning.
       on_rank_death: "wait" (default of split; not in dynamic): its batches wait for
         a process of the same rank; "fail": the job fails; "shrink" (default of the
         others): the others take over.
