@@ -142,6 +142,12 @@ void Consume(const std::string& socket_path, const std::string& delivery,
   const std::string_view second =
       features > 1 ? reader.element_spec()[1].name : "";
   const bool is_list = second.ends_with(".length");
+  // Packed rows have the lengths of their documents here, then zeros.
+  uint32_t seq_lens = 0;
+  while (seq_lens < features &&
+         std::string_view(reader.element_spec()[seq_lens].name) != "seq_lens") {
+    ++seq_lens;
+  }
   uint64_t samples = 0, cells = 0, items = 0;
   for (penstock::Epoch epoch : reader.epochs()) {
     for (penstock::Batch& batch : epoch) {
@@ -152,13 +158,28 @@ void Consume(const std::string& socket_path, const std::string& delivery,
         driver.Send(Format("{{\"event\": \"first\", \"batch\": {}}}\n",
                            FirstBatch(batch.feature(0), batch)));
       }
-      samples += batch.rows();
+      if (seq_lens < features) {
+        const auto* const lengths =
+            static_cast<const int32_t*>(batch.data(seq_lens));
+        const uint64_t places =
+            batch.rows() *
+            static_cast<uint64_t>(batch.feature(seq_lens).shape[0]);
+        for (uint64_t i = 0; i < places; ++i) {
+          samples += lengths[i] > 0 ? 1 : 0;
+          items += static_cast<uint64_t>(lengths[i]);
+        }
+        cells +=
+            batch.rows() * static_cast<uint64_t>(batch.feature(0).shape[0]);
+      } else {
+        samples += batch.rows();
+      }
       if (is_list) {
         const auto* const lengths = static_cast<const int64_t*>(batch.data(1));
         for (uint64_t row = 0; row < batch.rows(); ++row) {
           items += static_cast<uint64_t>(lengths[row]);
         }
-        cells += batch.rows() * static_cast<uint64_t>(batch.feature(0).shape[0]);
+        cells +=
+            batch.rows() * static_cast<uint64_t>(batch.feature(0).shape[0]);
       }
       const std::chrono::duration<double> now =
           std::chrono::steady_clock::now().time_since_epoch();

@@ -9,6 +9,7 @@ import itertools
 import json
 import pathlib
 import random
+import struct
 import sys
 
 import common
@@ -30,7 +31,45 @@ def by_class(files):
             itertools.groupby(files, key=lambda file: file[1])]
 
 
-class Photographs:
+# Mean and deviation of the logarithms of the web's documents: a median of 490 tokens.
+TEXT = 6.2, 1.2
+
+
+def text_lengths(draw, count):
+    return draw.lognormal(*TEXT, count).clip(1, 200_000).round().astype("int32")
+
+
+def write_megatron_index(path, lengths):
+    """The .idx file of documents of uint16 tokens."""
+    import numpy
+    count = len(lengths)
+    with open(path, "wb") as file:
+        file.write(b"MMIDIDX\0\0" + struct.pack("<QBQQ", 1, 8, count, count + 1))
+        lengths.astype("<i4").tofile(file)
+        (2 * (numpy.cumsum(lengths, dtype="<i8") - lengths)).astype("<i8").tofile(file)
+        numpy.arange(count + 1, dtype="<i8").tofile(file)
+
+
+class Data:
+    BEGINS = ()  # of its peers, those that begin within an epoch: --from
+    BATCH = 64
+    SHUFFLE_KEYS = ""  # of its shuffle, beside the seed
+    ITEM, ITEMS = "sample", 1  # what a rate counts, and how many a sample has
+    RATE_GOAL = 1.5  # over the fastest peer
+    LENGTHS = False  # are a batch's second values the lengths of its first?
+    VENV = None  # that `make` runs in, and Python of the broker
+
+    @classmethod
+    def batch_keys(cls):
+        """Of Penstock's batch, beside its size."""
+        return ""
+
+    @classmethod
+    def shuffle(cls, _):
+        return f"shuffle: {{seed: {common.SEED}{cls.SHUFFLE_KEYS}}}"
+
+
+class Photographs(Data):
     """1,000 JPEGs; random-resized crop to 224, flip, float16 chw."""
     SUFFIX = "jpg"
     PEERS = {
@@ -48,12 +87,6 @@ class Photographs:
         "tensorsocket": "tensor_socket",
         "python": "plain_pillow",
     }
-    BEGINS = ()
-    BATCH = 64
-    BATCH_KEYS = ""  # of Penstock's batch, beside its size
-    SHUFFLE_KEYS = ""  # of its shuffle, beside the seed
-    LENGTHS = False  # are a batch's second values the lengths of its first?
-    VENV = None  # that `make` runs in, and Python of the broker
     SIZE = common.SIZE
     WEIGHTS = (1,)  # of the parts of a mixture
     MAP = """\
@@ -291,17 +324,19 @@ map:
                 f"images: {config['files']}/images}}")
 
 
-class Rows:
+class Rows(Data):
     """1,000,000 rows of 16 float32 and an int64 label, in .npy files."""
     PEERS = {"penstock": "penstock_broker", "numpy": "numpy_memmap",
              "pytorch": "torch_memmap", "tf-data": "tf_memmap",
              "ffcv": "ffcv_rows"}
     BEGINS = ("penstock", "numpy", "pytorch", "tf-data")  # within an epoch: --from
     BATCH = 1024
-    BATCH_KEYS = SHUFFLE_KEYS = ""
-    LENGTHS = False
-    VENV = None
     COUNT, WIDTH = 1_000_000, 16
+
+    @classmethod
+    def records(cls, _):
+        """Of an epoch."""
+        return cls.COUNT
 
     @classmethod
     def make(cls, _, folder):
@@ -328,10 +363,18 @@ class Rows:
 
 
 class Tokens(Rows):
-    """100,000,000 uint16 tokens in a flat file; rows of 1,024 with targets."""
-    PEERS = {"penstock": "penstock_broker", "numpy": "numpy_memmap",
-             "pytorch": "torch_memmap", "tf-data": "tf_memmap"}
+    """100,000,000 uint16 tokens, documents one after the other; sequences of 1,024 with targets."""
+    PEERS = {"penstock": "penstock_broker", "penstock-megatron": "penstock_megatron",
+             "numpy": "numpy_memmap", "nanogpt": "nanogpt_batch",
+             "pytorch": "torch_memmap", "torchdata": "torchdata_tokens",
+             "tf-data": "tf_memmap", "streaming": "streaming_tokens",
+             "litdata": "litdata_tokens", "grain": "grain_tokens",
+             "huggingface": "hugging_face_tokens", "megatron": "megatron_gpt"}
+    BEGINS = tuple(name for name in PEERS if name not in ("nanogpt", "huggingface"))
+    BATCH = 64
     COUNT, LENGTH = 100_000_000, 1024
+    ITEM, ITEMS = "token", LENGTH
+    RATE_GOAL = 2
 
     @classmethod
     def make(cls, _, folder):
@@ -339,6 +382,17 @@ class Tokens(Rows):
         draw = numpy.random.default_rng(common.SEED)
         draw.integers(0, 50257, cls.COUNT, dtype=numpy.uint16).tofile(
             f"{folder}/tokens.bin")
+        # The same file is Megatron's.
+        lengths = text_lengths(draw, cls.COUNT // 500)
+        ends = numpy.cumsum(lengths)
+        lengths = lengths[:numpy.searchsorted(ends, cls.COUNT)]
+        lengths[-1] += cls.COUNT - lengths.sum()
+        write_megatron_index(f"{folder}/tokens.idx", lengths)
+
+    @classmethod
+    def records(cls, config, passes=1):
+        tokens = pathlib.Path(config["files"], "tokens.bin").stat().st_size // 2
+        return (passes * tokens - 1) // cls.LENGTH
 
     @classmethod
     def source(cls, config):
@@ -348,6 +402,33 @@ class Tokens(Rows):
     @classmethod
     def wanted(cls, batch, _):
         return [batch, cls.LENGTH], "int64", (24_000, 26_000)
+
+
+class Megatron(Tokens):
+    """The same as Megatron's samples, in its order: 20 passes."""
+    PEERS = {name: Tokens.PEERS[name] for name in ("penstock", "megatron")}
+    BEGINS = tuple(PEERS)
+
+    @classmethod
+    def shuffle(cls, config):
+        # Megatron's samples are shuffled.
+        return (super().shuffle(config)
+                if "order" in config.get("megatron", {}) else "")
+
+    @classmethod
+    def records(cls, config):
+        """--global-batch-size * --train-iters"""
+        return super().records(config, config.get("passes", 20))
+
+    @classmethod
+    def source(cls, config):
+        # All that its GPTDataset gives.
+        keys = {"prefix": f"{config['files']}/tokens", "sequence_length": cls.LENGTH,
+                "features": ["tokens", "labels", "loss_mask", "position_ids"],
+                **config.get("megatron", {})}
+        if "order" not in keys:
+            keys.update(samples=cls.records(config), seed=common.SEED)
+        return f"megatron: {json.dumps(keys)}"
 
 
 class JsonLines(Rows):
@@ -425,10 +506,10 @@ class Documents(Rows):
              "grain": "grain_documents"}
     BEGINS = ()
     BATCH = 64
-    BATCH_KEYS = ", buckets: {by: tokens.length, count: 32}"
     LENGTHS = True
     VENV = "torch"
     COUNT, LONGEST = 100_000, 1024
+    LOGARITHMS = 5, 0.8  # of the lengths: mean and deviation
 
     @classmethod
     def make(cls, _, folder):
@@ -436,7 +517,7 @@ class Documents(Rows):
         common.import_torchvision()
         from streaming import MDSWriter
         draw = numpy.random.default_rng(common.SEED)
-        lengths = draw.lognormal(5, 0.8, cls.COUNT).astype(numpy.int64)
+        lengths = draw.lognormal(*cls.LOGARITHMS, cls.COUNT).astype(numpy.int64)
         ends = numpy.cumsum(lengths.clip(4, cls.LONGEST))
         tokens = draw.integers(1, 50257, ends[-1], dtype=numpy.int32)
         numpy.save(f"{folder}/ends.npy", ends)
@@ -444,6 +525,10 @@ class Documents(Rows):
         with MDSWriter(out=f"{folder}/mds", columns={"tokens": "ndarray:int32"}) as out:
             for document in numpy.split(tokens, ends[:-1]):
                 out.write({"tokens": document})
+
+    @classmethod
+    def batch_keys(cls):
+        return ", buckets: {by: tokens.length, count: 32}"
 
     @classmethod
     def open(cls, files):
@@ -460,6 +545,29 @@ class Documents(Rows):
     @classmethod
     def wanted(cls, batch, _):
         return [batch, None], "int32 or int64", (1000, 26_000)
+
+
+class Packed(Documents):
+    """131,072 documents of 4 to 4,096 tokens, as long as web text, packed in sequences of 4,096."""
+    PEERS = {"penstock": "penstock_broker", "penstock-split": "penstock_split",
+             "grain-best-fit": "grain_documents", "grain-first-fit": "grain_first_fit",
+             "grain-split": "grain_split", "energon": "energon_packed"}
+    BATCH = 16
+    COUNT, LONGEST = 131_072, 4096
+    LOGARITHMS = TEXT
+    METHOD = "best_fit"
+    ITEM = "document"
+
+    @classmethod
+    def batch_keys(cls):
+        return (f", pack: {{length: {cls.LONGEST}, method: {cls.METHOD}, "
+                "with: [document_ids, position_ids, seq_lens]}")
+
+
+class PackedSplit(Packed):
+    """The same, cut where a sequence is full."""
+    PEERS = {name: Packed.PEERS[name] for name in ("penstock", "grain-split")}
+    METHOD = "split"
 
 
 class Flac(Rows):
@@ -521,7 +629,8 @@ class Python(Rows):
 DATA = {"photographs": Photographs, "randaugment": RandAugment, "mixup": Mixup,
         "png": Png, "webdataset": WebDataset, "mds": Mds,
         "tfrecord": TFRecord, "rows": Rows, "tokens": Tokens,
-        "documents": Documents, "flac": Flac, "parquet": Parquet, "boxes": Boxes,
+        "megatron": Megatron, "documents": Documents,
+        "packed": Packed, "packed-split": PackedSplit, "flac": Flac, "parquet": Parquet, "boxes": Boxes,
         "json": JsonLines, "python": Python, "mixture": Mixture,
         "balanced": Balanced, "cached": Cached,
         "cached-on-disk": CachedOnDisk, "snapshot": Snapshot}

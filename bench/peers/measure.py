@@ -64,17 +64,23 @@ def descendants():
     return found
 
 
-def pss_bytes(pids):
-    total = 0
-    for pid in pids:
-        try:
-            with open(f"/proc/{pid}/smaps_rollup", encoding="utf-8") as file:
-                for line in file:
-                    if line.startswith("Pss:"):
-                        total += int(line.split()[1]) * 1024
-        except OSError:
-            continue
-    return total
+class Memory:
+    """Bytes of processes, as proportional set sizes: `pss`, and of that `held`, what is
+    not mapped from files, which the kernel would drop at need."""
+
+    def __init__(self, pids=()):
+        self.pss = self.held = 0
+        for pid in pids:
+            try:
+                with open(f"/proc/{pid}/smaps_rollup", encoding="utf-8") as file:
+                    for line in file:
+                        key, _, value = line.partition(":")
+                        if key == "Pss":
+                            self.pss += int(value.split()[0]) * 1024
+                        elif key in ("Pss_Anon", "Pss_Shmem"):
+                            self.held += int(value.split()[0]) * 1024
+            except OSError:
+                continue
 
 
 class Consumer:
@@ -225,14 +231,44 @@ class Run:
         not the loader's."""
         self.wait("consumers",
                   lambda: len(self.consumers) == self.config["consumers"])
-        imported = pss_bytes(consumer.pid for consumer in self.consumers)
+        imported = Memory(consumer.pid for consumer in self.consumers)
         for connection, state in self.connections.items():
             if state[1] is not None:
                 connection.sendall(b"begin\n")
         return imported
 
+    def first_batches(self, memory_limit):
+        """What the start takes, from libraries that are imported to the first batch of
+        every consumer; more memory than memory_limit bytes is a failure."""
+        imported = self.begin()
+        begun, cpu_before = time.monotonic(), descendants()
+        most, look = 0, begun
+
+        def there():
+            nonlocal most, look
+            if (now := time.monotonic()) >= look:
+                most = max(most, Memory(descendants()).pss)
+                if most > memory_limit:
+                    self.fail(f"more than {memory_limit / 1e9:.0f} GB of memory")
+                # Looking stops who is looked at: seldom, if it takes long.
+                end = time.monotonic()
+                look = end + max(0.2, 10 * (end - now))
+            return all(len(c.times) > 1 for c in self.consumers)
+
+        self.wait("first batch of every consumer", there)
+        cpu_after = descendants()
+        memory = Memory(cpu_after)
+        return {
+            "first_batch_s": max(c.times[1][0] for c in self.consumers) - begun,
+            "cpu_s": sum(cpu_after.values()) - sum(cpu_before.values()),
+            "pss_bytes": memory.pss - imported.pss,
+            "held_bytes": memory.held - imported.held,
+            "most_pss_bytes": max(most, memory.pss) - imported.pss,
+            "first_batch": self.consumers[0].first,
+        }
+
     def measure(self, warmup_s, warmup_batches, window_s):
-        imported_pss = self.begin()
+        imported = self.begin()
         begun = time.monotonic()
         self.wait("first batch of every consumer",
                   lambda: all(len(c.times) > 1 for c in self.consumers))
@@ -247,7 +283,7 @@ class Run:
         self.wait("second batch in the window",
                   lambda: all(c.since(from_t) >= 2 for c in self.consumers))
         cpu_after, to_t = descendants(), time.monotonic()
-        pss = pss_bytes(cpu_after)
+        memory = Memory(cpu_after)
         rate, cells, items = 0.0, 0, 0
         for consumer in self.consumers:
             begin, end = consumer.before(from_t), consumer.before(to_t)
@@ -264,8 +300,9 @@ class Run:
                         else None),
             "cpu_s_per_1k": cpu_s / (rate * (to_t - from_t)) * 1000,
             "cores": cpu_s / (to_t - from_t),
-            "pss_bytes": pss,
-            "loader_pss_bytes": pss - imported_pss,
+            "pss_bytes": memory.pss,
+            "loader_pss_bytes": memory.pss - imported.pss,
+            "loader_held_bytes": memory.held - imported.held,
             "window_s": to_t - from_t,
             "start_s": start_s,
             "first_batch_s": start_s - (begun - self.started),

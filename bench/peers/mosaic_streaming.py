@@ -12,7 +12,6 @@ import io
 import os
 import pathlib
 import shutil
-import socket
 import sys
 
 import common
@@ -49,16 +48,10 @@ def load_libraries():
 
 
 def serve(config, ready):
-    """No server: clears what killed runs left in /dev/shm, as its documentation
-    says, and finds a port for the ranks to meet."""
+    """Clears what killed runs left in /dev/shm, as its documentation says."""
     streaming = load_libraries()
     streaming.base.util.clean_stale_shared_memory()
-    with socket.socket() as free:
-        free.bind(("localhost", 0))
-        port = free.getsockname()[1]
-    ready(port=port)
-    import signal
-    signal.pause()
+    common.meet(ready)
 
 
 @contextlib.contextmanager

@@ -25,7 +25,7 @@ SPEC = """\
 dataset: data
 source:
   {source}
-shuffle: {{seed: {seed}{shuffle}}}
+{shuffle}
 {steps}batch: {{{size}: {batch}{keys}}}
 epochs: forever
 """
@@ -54,17 +54,21 @@ def command(config):
     size = "size" if config["workload"] == "shared" else "per_rank"
     what = data.DATA[config["data"]]
     spec.write_text(SPEC.format(
-        source=what.source(config), seed=common.SEED, shuffle=what.SHUFFLE_KEYS,
+        source=what.source(config), shuffle=what.shuffle(config),
         steps=what.steps(config), size=size, batch=config["batch"],
-        keys=what.BATCH_KEYS))
+        keys=what.batch_keys()))
     begin = []
     if config["from"] > 0:
         consumers = config["consumers"] if size == "per_rank" else 1
-        state = {"penstock_state": 1, "dataset": "data", "delivery":
-                 DELIVERY[config["workload"]], "seed": common.SEED, "epoch": 0,
-                 "shuffle": {"seed": common.SEED, "each_epoch": True},
-                 "records": what.COUNT, "owed": [],
-                 "row": consumers * common.passed(what.COUNT, {**config, "rank": 0})}
+        records = what.records(config)
+        shuffled = what.shuffle(config) != ""
+        state = {"penstock_state": 1, "dataset": "data", "epoch": 0,
+                 "delivery": DELIVERY[config["workload"]],
+                 "seed": common.SEED if shuffled else 0,
+                 "shuffle": ({"seed": common.SEED, "each_epoch": True}
+                             if shuffled else None),
+                 "records": records, "owed": [],
+                 "row": consumers * common.passed(records, {**config, "rank": 0})}
         path = spec.with_name("state.json")
         path.write_text(json.dumps(state))
         begin = ["--state", path]
