@@ -284,6 +284,11 @@ KeptRows RowsOf(const DatasetSpec& spec, const Dataset& dataset, size_t steps,
   for (const auto& file : head_files) key["files"].push_back(file->digest());
   // Another one may make other values.
   key["penstock"] = PENSTOCK_VERSION;
+  for (const auto& program : dataset.programs) {
+    if (const std::string made_by = program->made_by(); !made_by.empty()) {
+      key["made_by"].push_back(made_by);
+    }
+  }
   rows.key = key.dump();
   rows.records = dataset.source->record_count();
   rows.features = dataset.programs[0]->head_spec();

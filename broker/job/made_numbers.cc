@@ -65,6 +65,9 @@ MadeNumbers NumbersOfHead(const DatasetSpec& spec, const Source& source,
   nlohmann::ordered_json key = DatasetSpecToJson(spec).at("map");
   key.erase(key.begin() + static_cast<ptrdiff_t>(steps.size()), key.end());
   for (const auto& file : opening.files) key.push_back(file->digest());
+  if (const std::string made_by = program->made_by(); !made_by.empty()) {
+    key.push_back(made_by);
+  }
   made.key = key.dump();
   made.in_processes = program->wait_ns() > 0;
   made.begin = [program, numbers, cancelled = opening.cancelled()] {

@@ -313,12 +313,17 @@ Status ParseJsonLine(std::string_view line, const FieldRows& rows,
     }
     const TextField& field = rows[i];
     if (field.max_bytes) {
+      const bool is_nested = found->is_array() || found->is_object();
       std::string_view value;
-      if (found->get(value)) {
-        return DataLossError("field '{}': wanted text, found {}", rows.name(i),
-                             NameOf(found->type()));
+      if (field.json ? !is_nested : found->get(value) != simdjson::SUCCESS) {
+        return DataLossError(
+            "field '{}': wanted {}, found {}{}", rows.name(i),
+            field.json ? "a list or an object" : "text", NameOf(found->type()),
+            is_nested ? "; `json: true` takes its JSON as text" : "");
       }
-      PENSTOCK_RETURN_IF_ERROR(rows.StoreText(value, i, row));
+      const std::string json = field.json ? simdjson::minify(*found) : "";
+      PENSTOCK_RETURN_IF_ERROR(
+          rows.StoreText(field.json ? json : value, i, row));
     } else if (field.max_length) {
       PENSTOCK_RETURN_IF_ERROR(StoreList(*found, rows, i, row));
     } else {

@@ -11,10 +11,11 @@ ValueType<FeatureValues<TextField>> JsonFields();
 inline constexpr char kJsonFieldsText[] =
     "{NAME: {dtype, shape, max_length, pointer, default}} of numbers (2.0 is "
     "whole, true is 1, NaN and Infinity are floats), or {NAME: {max_bytes, "
-    "pointer, default}} of text. shape: [] if not given; max_length: a list of "
-    "up to so many of that shape; max_bytes: room for the text; pointer: where "
-    "it is (RFC 6901), by default "
-    "/NAME; default: where it is missing or null, else an error of the sample";
+    "json, pointer, default}} of text. shape: [] if not given; max_length: a "
+    "list of up to so many of that shape; max_bytes: room for the text; json: "
+    "true: the JSON of a list or an object, as text; pointer: where it is (RFC "
+    "6901), by default /NAME; default: where it is missing or null, else an "
+    "error of the sample";
 
 // Where each field is, as PointerTokens.
 std::vector<std::vector<std::string>> PointersOf(

@@ -51,6 +51,9 @@ Status CheckField(const YamlValue& value, TextField* field) {
   if (field->max_bytes && (!field->shape.empty() || field->max_length)) {
     return value.Error("text has no shape, and max_bytes is its length");
   }
+  if (field->json && !field->max_bytes) {
+    return value.Error("json: true is of text: give max_bytes");
+  }
   if (field->fallback && field->fallback->empty() && field->dtype &&
       !field->max_length) {
     return value.Error("default: [] is for a list (max_length)");
@@ -164,7 +167,9 @@ Declaration<TextField> DeclareField(const TextFieldOptions& options) {
     declared.Optional("shape", &TextField::shape, Shape(), "")
         .Optional("max_length", &TextField::max_length,
                   Maybe(WholeNumber<uint64_t>(1, kRecordBytesMax)),
-                  "room for a list in each row");
+                  "room for a list in each row")
+        .Optional("json", &TextField::json, TrueType(),
+                  "the JSON of a list or an object");
   }
   declared
       .Optional("max_bytes", &TextField::max_bytes,

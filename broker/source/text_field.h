@@ -26,6 +26,7 @@ struct TextField {
   std::vector<int64_t> shape;
   std::optional<uint64_t> max_length;
   std::optional<uint64_t> max_bytes;
+  bool json = false;     // the text is the JSON of a list or an object
   bool encoded = false;  // the path of a picture file
   // The name of a class, int64: its place in the list; if that is empty, among
   // all names in byte order.
@@ -40,7 +41,7 @@ struct TextField {
 struct TextFieldOptions {
   std::string from_key;  // the key of `from`
   ValueType<std::string> from;
-  bool with_shape = false;     // and max_length
+  bool with_shape = false;     // and max_length, json
   bool with_pictures = false;  // and classes
 };
 // The names and sizes of all features are checked.

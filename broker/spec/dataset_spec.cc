@@ -160,10 +160,7 @@ Status CheckCache(const YamlValue& root, const DatasetSpec& spec) {
     const std::string_view name = NameOf(step);
     return at_value.Error(Format(
         "{}.{} {}: {}", steps[most].path, name,
-        RunsInProcess(step)
-            ? "runs in a process, and what is kept is made before"
-        : !Draws(step)
-            ? "puts channels first, which steps after it may not take"
+        !Draws(step) ? "puts channels first, which steps after it may not take"
         : name == "python" || name == "plugin"
             ? "is a function, which may draw random numbers, and what is kept "
               "is the same each time"

@@ -102,6 +102,7 @@ std::vector<std::string> SpecExamples() {
   constexpr Around kArounds[] = {
       {"crop", "map: [{decode_image: {size: 8, ", "}}]"},
       {"vocabulary", "map: [{lookup: {", "}}]"},
+      {"chat", "map: [{tokenize: {file: t.json, max_length: 8, ", "}}]"},
       {"gpt_config", "source: {megatron: {prefix: a, sequence_length: 8, ",
        "}}"},
       {"masks", "source: {image_folder: {path: /data/pictures, ", "}}"},

@@ -99,15 +99,10 @@ bool Draws(const TransformSpec& step) {
       step);
 }
 
-bool RunsInProcess(const TransformSpec& step) {
-  return std::holds_alternative<TokenizeOp>(step);
-}
-
 size_t StepsToKeep(std::span<const MapStep> steps) {
   const auto end =
-      std::find_if(steps.begin(), steps.end(), [](const MapStep& step) {
-        return Draws(*step.op) || RunsInProcess(*step.op);
-      });
+      std::find_if(steps.begin(), steps.end(),
+                   [](const MapStep& step) { return Draws(*step.op); });
   if (end == steps.end()) return steps.size();
   const auto last = std::find_if(steps.begin(), end, [](const MapStep& step) {
     return PutsChannelsFirst(*step.op);

@@ -14,12 +14,9 @@ namespace penstock {
 // users count as such that do.
 bool Draws(const TransformSpec& step);
 
-// The whole row goes through a process, and what that makes is not kept.
-bool RunsInProcess(const TransformSpec& step);
-
 // The steps at the beginning whose result can be kept, and the rest run later:
-// they draw none, run in no process, and leave the channels of pictures last,
-// as other steps want them, unless they are all that there are.
+// they draw none, and leave the channels of pictures last, as other steps want
+// them, unless they are all that there are.
 size_t StepsToKeep(std::span<const MapStep> steps);
 
 }  // namespace penstock

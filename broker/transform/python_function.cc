@@ -59,8 +59,10 @@ StatusOr<std::unique_ptr<RowFunction>> PythonOp::Open(
   }
   step.argument =
       argument.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
-  PENSTOCK_RETURN_IF_ERROR(CheckStarts(step, opening->cancelled()));
-  return std::unique_ptr<RowFunction>(new PythonFunction(std::move(step)));
+  PENSTOCK_ASSIGN_OR_RETURN(std::string made_by,
+                            CheckStarts(step, opening->cancelled()));
+  return std::unique_ptr<RowFunction>(
+      new PythonFunction(std::move(step), std::move(made_by)));
 }
 
 }  // namespace penstock

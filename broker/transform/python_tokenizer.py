@@ -1,5 +1,6 @@
-"""Tokenizes texts with Hugging Face's tokenizers, row by row. Its argument: see
-TokenizeOp; the tokenizer.json lies at the beginning of the memory."""
+"""Tokenizes texts and chats with Hugging Face's tokenizers, the rows of a call together.
+Its argument: see TokenizeOp; the tokenizer.json, and behind it the files of a chat, lie
+at the beginning of the memory."""
 
 import mmap
 import time
@@ -10,25 +11,32 @@ INSTALL = ("tokenize needs Hugging Face's tokenizers, which {} cannot import ({}
 TOO_LONG = ("the text has {} tokens, and max_length is {}: give more, or `longer: cut`")
 
 
-def load(options):
+def given_files(options):
+    """The tokenizer, the configuration and the template of a chat."""
+    chat = options.get("chat") or {"config": 0, "template": 0}
+    with mmap.mmap(MEMORY, options["given"] + chat["config"] + chat["template"]) as memory:
+        text = memory[:]
+    end = options["given"] + chat["config"]
+    return text[:options["given"]], text[options["given"]:end], text[end:]
+
+
+def load(text):
     # Each worker has a process.
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
     try:
         import tokenizers
     except ImportError as error:
         raise Told(INSTALL.format(sys.executable, error)) from None
-    with mmap.mmap(MEMORY, options["given"]) as memory:
-        text = memory[:]
+    version = f"tokenizers {tokenizers.__version__}"
     try:
         tokenizer = tokenizers.Tokenizer.from_buffer(text)
     except Exception as error:
-        raise Told("it is no tokenizer.json that tokenizers "
-                   f"{tokenizers.__version__} reads: {error}") from None
+        raise Told(f"it is no tokenizer.json that {version} reads: {error}") from None
     dropout = getattr(tokenizer.model, "dropout", None)
     if dropout:
         raise Told(f"its model leaves out merges at random (dropout: {dropout}), and a row "
                    "is the same each time: set it to null in a copy of the file")
-    return tokenizer
+    return tokenizer, version
 
 
 def limit(tokenizer, options):
@@ -47,38 +55,64 @@ def limit(tokenizer, options):
 
 
 def prepare(options):
-    tokenizer = load(options)
+    tokenizer_json, config, template = given_files(options)
+    tokenizer, versions = load(tokenizer_json)
     limit(tokenizer, options)
+    chats = None
+    if options.get("chat"):
+        chats = Chats(options["chat"], config, template)
+        versions += f", {chats.versions}"
+        bound_memory()
     texts, room, special = (options[key] for key in ("texts", "max_length", "special"))
     code = {"int32": "i", "int64": "q"}[options["dtype"]]
-    size = room * array(code).itemsize
-    # Without the offsets of the tokens, which nobody asks for: 0.7 of the time.
-    encode = getattr(tokenizer, "encode_batch_fast", tokenizer.encode_batch)
+    # Without the offsets of the tokens, which only a chat asks for: 0.7 of the time.
+    encode = (tokenizer.encode_batch if chats else
+              getattr(tokenizer, "encode_batch_fast", tokenizer.encode_batch))
+    made = 1 + bool(options["type_ids"]) + (1 + chats.labels if chats else 0)
+    numbers_of_row = 2 * texts + 2 * made
     memory = None
 
-    def put(values, at, length_at):
-        memory[at:at + size] = array(code, values).tobytes().ljust(size, b"\0")
+    def put(code, values, at, length_at):
+        items = array(code, values)
+        size = room * items.itemsize
+        memory[at:at + size] = items.tobytes().ljust(size, b"\0")
         memory[length_at:length_at + 8] = struct.pack("<q", len(values))
+
+    def given(row):
+        parts = [memory[row[2 * i]:row[2 * i] + row[2 * i + 1]].decode()
+                 for i in range(texts)]
+        return tuple(parts) if texts == 2 else parts[0]
 
     def run(call, numbers, link):
         nonlocal memory
         memory_bytes, _, _, _, _, *places = numbers
         if memory is None or len(memory) != memory_bytes:
             memory = mmap.mmap(MEMORY, memory_bytes)
-        given = [memory[places[2 * i]:places[2 * i] + places[2 * i + 1]].decode()
-                 for i in range(texts)]
+        rows = [places[i:i + numbers_of_row] for i in range(0, len(places), numbers_of_row)]
+        asked = [given(row) for row in rows]
         began = time.perf_counter_ns()
-        found, = encode([tuple(given) if texts == 2 else given[0]],
-                        add_special_tokens=special)
+        spans = [()] * len(rows)
+        if chats:
+            asked, spans = zip(*map(chats.text_of, asked))
+        found = encode(list(asked), add_special_tokens=special)
+        masks = [mask_of(each.offsets, of) for each, of in zip(found, spans)] if chats else None
         own_ns = time.perf_counter_ns() - began
-        if len(found) > room:
-            raise Told(TOO_LONG.format(len(found), room))
-        put(found.ids, *places[2 * texts:2 * texts + 2])
-        if options["type_ids"]:
-            put(found.type_ids, *places[2 * texts + 2:])
+        for i, (tokens, row) in enumerate(zip(found, rows)):
+            ids = tokens.ids
+            if len(ids) > room:
+                raise Told(TOO_LONG.format(len(ids), room))
+            outputs = iter(row[2 * texts:])
+            put(code, ids, next(outputs), next(outputs))
+            if options["type_ids"]:
+                put(code, tokens.type_ids, next(outputs), next(outputs))
+            if chats:
+                put("B", masks[i], next(outputs), next(outputs))
+            if chats and chats.labels:
+                put(code, [token if on else -100 for token, on in zip(ids, masks[i])],
+                    next(outputs), next(outputs))
         link.send(answer(call, DONE, struct.pack("<Q", own_ns)))
 
-    return b"", run
+    return versions.encode(), run
 
 
 serve(prepare)

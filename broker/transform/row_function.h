@@ -32,6 +32,8 @@ inline constexpr uint64_t kFunctionAlign = 64;
 // Functions in one map: each has a process in each worker.
 inline constexpr size_t kFunctionsMax = 4;
 
+class SeveralRows;
+
 class RowFunction {
  public:
   // A worker's memory, and its process if there is one. Not thread-safe.
@@ -47,6 +49,8 @@ class RowFunction {
     // may have been modified: call Inputs again. DeadlineExceeded; Cancelled.
     virtual StatusOr<const RawRecord*> Call(const AugmentationKey& key,
                                             uint64_t step) = 0;
+    // Not nullptr: it takes several rows a call, which draw no random numbers.
+    virtual SeveralRows* several() { return nullptr; }
     // What the last call took the function itself, as its process says;
     // nullopt: all of the call, or not known.
     virtual std::optional<uint64_t> own_ns() const { return std::nullopt; }
@@ -54,10 +58,36 @@ class RowFunction {
 
   virtual ~RowFunction() = default;
   virtual const RawSpec& outputs() const = 0;
+  // What its values depend on beside the spec and the files that it names: the
+  // versions of libraries. "": nothing.
+  virtual std::string made_by() const { return ""; }
   virtual std::unique_ptr<Caller> MakeCaller(Cancelled cancelled) const = 0;
   // The longest time a call waits for another process, including the start of a
   // new one; 0: it runs on the worker's own thread.
   virtual uint64_t wait_ns() const = 0;
+};
+
+// The rows of a Caller's calls that take several. What becomes of a row does
+// not depend on the others.
+class SeveralRows {
+ public:
+  virtual ~SeveralRows() = default;
+  // Forgets all rows, and what was made of them.
+  virtual void Clear() = 0;
+  // These are enough for a call.
+  virtual bool IsFull() const = 0;
+  // As Caller::Inputs, of one more row.
+  virtual StatusOr<std::span<std::byte* const>> Add(
+      std::span<const uint64_t> bytes) = 0;
+  // Looks at the last row's. DataLoss: the function takes none such.
+  virtual Status CheckInputs() = 0;
+  virtual void DropLast() = 0;
+  virtual size_t size() const = 0;
+  // Calls the function with `count` rows from `first` on, whose inputs stay as
+  // they are. Errors: as of Caller::Call, of all of them together.
+  virtual Status CallOf(size_t first, size_t count) = 0;
+  // What was made of a row; valid until the next MadeOf.
+  virtual const RawRecord& MadeOf(size_t row) = 0;
 };
 
 // ---- for the kinds --------------------------------------------------------

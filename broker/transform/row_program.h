@@ -11,6 +11,7 @@
 #include <memory>
 #include <optional>
 #include <span>
+#include <string>
 #include <vector>
 
 #include "broker/source/source.h"
@@ -63,6 +64,9 @@ class RowProgram {
   // thread.
   virtual uint64_t wait_ns() const = 0;
 
+  // What its functions say (RowFunction::made_by).
+  virtual std::string made_by() const = 0;
+
   // cancelled is called now and then while Run waits for another process.
   // clock: that of the worker, which outlives it; nullptr: nobody measures.
   virtual std::unique_ptr<Scratch> MakeScratch(
@@ -98,6 +102,33 @@ class RowProgram {
   virtual Status RunRest(const RawRecord& made, const AugmentationKey& key,
                          Scratch& scratch,
                          std::span<std::byte* const> out) const = 0;
+
+  // ---- several rows at once, if the first function takes them in one call
+
+  enum class Several {
+    kNever,
+    kInHead,
+    kInRest,  // or there is no head
+  };
+  virtual Several SeveralIn(Scratch& scratch) const = 0;
+  // Does what comes before the function. in: as of RunHead, or of RunRest if it
+  // is in the rest. Errors as of Run; the row is then none of them.
+  virtual Status Add(const RawRecord& in, const AugmentationKey& key,
+                     Scratch& scratch) const = 0;
+  // They are enough for a call.
+  virtual bool IsFull(Scratch& scratch) const = 0;
+  // Calls the function with all that were added; if that fails, with each
+  // alone.
+  virtual void CallAdded(Scratch& scratch) const = 0;
+  // Ends the row that was added as number `row`: does what RunHead would have,
+  // or Run and RunRest.
+  virtual Status FinishHead(size_t row, Scratch& scratch,
+                            std::span<std::byte* const> out,
+                            RawRecord* made) const = 0;
+  virtual Status Finish(size_t row, const AugmentationKey& key,
+                        Scratch& scratch,
+                        std::span<std::byte* const> out) const = 0;
+  virtual void Forget(Scratch& scratch) const = 0;
 };
 
 }  // namespace penstock

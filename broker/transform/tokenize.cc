@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <nlohmann/json.hpp>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -18,6 +19,12 @@ namespace {
 
 constexpr MapFileKind kTokenizer = {
     .name = "tokenizer", .bytes_max = uint64_t{256} << 20, .stays = true};
+constexpr MapFileKind kChatConfig = {.name = "configuration of a tokenizer",
+                                     .bytes_max = uint64_t{64} << 20,
+                                     .stays = true};
+constexpr MapFileKind kChatTemplate = {
+    .name = "template of chats", .bytes_max = uint64_t{1} << 20, .stays = true};
+constexpr size_t kRolesMax = 64;
 
 // A text, and where a row has it.
 struct RowText {
@@ -32,8 +39,9 @@ class TokenizeCaller final : public PythonCaller {
                  Cancelled cancelled)
       : PythonCaller(step, std::move(cancelled)), texts_(texts) {}
 
-  StatusOr<const RawRecord*> Call(const AugmentationKey& key,
-                                  uint64_t step) override {
+  SeveralRows* several() override { return this; }
+
+  Status CheckInputs() override {
     for (size_t i = 0; i < texts_.size(); ++i) {
       taken_.clear();
       for (const size_t from : texts_[i].from) taken_.push_back(Input(from));
@@ -45,7 +53,7 @@ class TokenizeCaller final : public PythonCaller {
       }
       Narrow(i, text->size());
     }
-    return PythonCaller::Call(key, step);
+    return OkStatus();
   }
 
  private:
@@ -59,8 +67,10 @@ class TokenizeCaller final : public PythonCaller {
 
 class TokenizeFunction final : public PythonFunction {
  public:
-  TokenizeFunction(PythonStep step, std::vector<RowText> texts)
-      : PythonFunction(std::move(step)), texts_(std::move(texts)) {}
+  TokenizeFunction(PythonStep step, std::string made_by,
+                   std::vector<RowText> texts)
+      : PythonFunction(std::move(step), std::move(made_by)),
+        texts_(std::move(texts)) {}
   std::unique_ptr<Caller> MakeCaller(Cancelled cancelled) const override {
     return std::make_unique<TokenizeCaller>(step_, texts_,
                                             std::move(cancelled));
@@ -115,9 +125,62 @@ Status PlaceOutputs(const RawSpec& inputs, const std::vector<RowText>& texts,
 }
 
 Status CheckTexts(const YamlValue& value, TokenizeOp* op) {
-  if (op->feature.size() == 1 || op->feature.size() == 2) return OkStatus();
-  return value.Optional("feature").Error(
-      Format("wanted a text, or a pair of two, found {}", op->feature.size()));
+  if (op->feature.size() != 1 && op->feature.size() != 2) {
+    return value.Optional("feature").Error(Format(
+        "wanted a text, or a pair of two, found {}", op->feature.size()));
+  }
+  if (!op->chat) return OkStatus();
+  if (op->feature.size() == 2) {
+    return value.Optional("feature").Error(
+        "a pair, and a chat is one text: give that of its messages");
+  }
+  if (op->type_ids.empty()) return OkStatus();
+  return value.Optional("type_ids")
+      .Error("is of a pair, and a chat is one text: leave it out");
+}
+
+Status CheckChat(const YamlValue& value, ChatSpec* chat) {
+  if (chat->config.empty() && chat->template_file.empty()) {
+    return value.Error(
+        "wants a template: that of `config: tokenizer_config.json`, or a file "
+        "of its own, `template: chat_template.jinja`");
+  }
+  return OkStatus();
+}
+
+Status CheckRoles(const YamlValue& mapping, std::string_view wanted) {
+  if (!mapping.IsMapping() || mapping.size() > kRolesMax) {
+    return mapping.Wanted(wanted);
+  }
+  return OkStatus();
+}
+
+// The files of a chat, behind the tokenizer's; adds to the argument how long
+// each is.
+Status ReadChatFiles(const ChatSpec& chat, MapOpening* opening,
+                     std::string* given, nlohmann::json* argument) {
+  for (const auto& [key, path, kind] :
+       {std::tuple("config", &chat.config, &kChatConfig),
+        std::tuple("template", &chat.template_file, &kChatTemplate)}) {
+    std::string text;
+    if (!path->empty()) {
+      auto read = ReadMapFile(*path, *kind, opening);
+      if (!read.ok()) return read.status().Prepend(Format("chat.{}", key));
+      text = *std::move(read);
+    }
+    (*argument)[key] = text.size();
+    given->append(text);
+  }
+  return OkStatus();
+}
+
+nlohmann::json ToJson(const ChatSpec& chat) {
+  nlohmann::json roles = nlohmann::json::object();
+  for (const auto& [from, to] : chat.roles) roles[from] = to;
+  return {{"train_on", chat.train_on},
+          {"roles", roles},
+          {"labels", !chat.labels.empty()},
+          {"variables", nlohmann::json::parse(chat.variables)}};
 }
 
 }  // namespace
@@ -146,7 +209,9 @@ const Declaration<TokenizeOp>& TokenizeOp::Declared() {
                     "a text of more tokens is an error of its sample (on_error "
                     "applies), or truncated; special tokens stay")
           .Optional("add_special_tokens", &TokenizeOp::add_special_tokens,
-                    Bool(), "those of its post-processor, such as [CLS]")
+                    Bool(),
+                    "those of its post-processor, such as [CLS]; a chat has "
+                    "those that its template writes")
           .Optional("to", &TokenizeOp::to,
                     LeftOutAt<std::string>("", penstock::Name()),
                     "NAME of the tokens; by default that of the (first) text")
@@ -156,7 +221,48 @@ const Declaration<TokenizeOp>& TokenizeOp::Declared() {
                     "for those of the second; by default none")
           .Optional("dtype", &TokenizeOp::dtype,
                     DTypes({DType::kInt32, DType::kInt64}), "of the tokens")
+          .Optional("chat", &TokenizeOp::chat,
+                    Maybe(MappingOf(ChatSpec::Declared())),
+                    "the text is the JSON of a chat")
           .Check(CheckTexts);
+  return declared;
+}
+
+const Declaration<ChatSpec>& ChatSpec::Declared() {
+  static const auto declared =
+      Declaration<ChatSpec>(
+          "chat",
+          "A text that is the JSON of a chat: written by the template of a "
+          "model, as transformers does (pip install jinja2), then tokenized; "
+          "with the tokens that a model is trained on.")
+          .Gives(
+              "text → NAME, and of the same length `mask` uint8: 1 for tokens "
+              "that are trained on, 0 for others; `labels`: these tokens, and "
+              "-100 for others")
+          .Example("{config: tokenizer_config.json}")
+          .Optional("config", &ChatSpec::config, MaybePath(),
+                    "a tokenizer_config.json: its chat_template and its "
+                    "special tokens")
+          .Optional("template", &ChatSpec::template_file, MaybePath(),
+                    "a chat_template.jinja, instead of that of config")
+          .Optional("train_on", &ChatSpec::train_on,
+                    List(Name(), 1, kRolesMax, "a list of 1 to 64 roles"),
+                    "the roles whose messages a model is trained on")
+          .Optional("mask", &ChatSpec::mask, Name(), "NAME of the mask")
+          .Optional("labels", &ChatSpec::labels,
+                    LeftOutAt<std::string>("", Name()),
+                    "NAME of the labels; by default there are none")
+          .Optional(
+              "roles", &ChatSpec::roles,
+              LeftOutAt({}, ValueOfEach(Name(), "a mapping of at most 64 roles",
+                                        CheckRoles)),
+              "{FROM: TO, ...}: what the template calls roles of the "
+              "data; those of ShareGPT are known")
+          .Optional("variables", &ChatSpec::variables,
+                    LeftOutAt<std::string>("{}", AnyMapping()),
+                    "further variables of the template, such as "
+                    "{enable_thinking: false}")
+          .Check(CheckChat);
   return declared;
 }
 
@@ -168,11 +274,16 @@ StatusOr<std::unique_ptr<RowFunction>> TokenizeOp::Open(
   PENSTOCK_ASSIGN_OR_RETURN(std::vector<RowText> texts,
                             FindRowTexts(feature, RowBuilder(inputs, opening)));
   PythonStep step;
-  for (const std::string& name :
-       {to.empty() ? texts[0].input.name : to, type_ids}) {
-    if (name.empty()) continue;
-    step.made.push_back({name, dtype, {max_length}});
+  const auto make = [&](const std::string& name, DType of) {
+    if (name.empty()) return;
+    step.made.push_back({name, of, {max_length}});
     step.made.push_back({name + kLengthSuffix, DType::kInt64, {}});
+  };
+  make(to.empty() ? texts[0].input.name : to, dtype);
+  make(type_ids, dtype);
+  if (chat) {
+    make(chat->mask, DType::kUint8);
+    make(chat->labels, dtype);
   }
   PENSTOCK_RETURN_IF_ERROR(PlaceOutputs(inputs, texts, &step));
   std::vector<uint64_t> bytes;
@@ -188,17 +299,24 @@ StatusOr<std::unique_ptr<RowFunction>> TokenizeOp::Open(
   step.options = options;
   step.name = Name();
   step.program = kPythonTokenizerProgram;
-  step.argument = nlohmann::json({{"given", step.given.size()},
-                                  {"texts", texts.size()},
-                                  {"max_length", max_length},
-                                  {"cuts", longer == Longer::kCut},
-                                  {"special", add_special_tokens},
-                                  {"type_ids", !type_ids.empty()},
-                                  {"dtype", DTypeName(dtype)}})
-                      .dump();
-  PENSTOCK_RETURN_IF_ERROR(CheckStarts(step, opening->cancelled()));
-  return std::unique_ptr<RowFunction>(
-      new TokenizeFunction(std::move(step), std::move(texts)));
+  nlohmann::json argument = {{"given", step.given.size()},
+                             {"texts", texts.size()},
+                             {"max_length", max_length},
+                             {"cuts", longer == Longer::kCut},
+                             {"special", add_special_tokens && !chat},
+                             {"type_ids", !type_ids.empty()},
+                             {"dtype", DTypeName(dtype)}};
+  if (chat) {
+    argument["chat"] = ToJson(*chat);
+    PENSTOCK_RETURN_IF_ERROR(
+        ReadChatFiles(*chat, opening, &step.given, &argument["chat"]));
+  }
+  step.argument =
+      argument.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
+  PENSTOCK_ASSIGN_OR_RETURN(std::string made_by,
+                            CheckStarts(step, opening->cancelled()));
+  return std::unique_ptr<RowFunction>(new TokenizeFunction(
+      std::move(step), std::move(made_by), std::move(texts)));
 }
 
 }  // namespace penstock

@@ -1,18 +1,34 @@
-// map: tokenize. Texts to tokens by Hugging Face's tokenizers, in processes of
-// Python.
+// map: tokenize. Texts, and chats, to tokens by Hugging Face's tokenizers, in
+// processes of Python.
 #ifndef BROKER_TRANSFORM_TOKENIZE_H_
 #define BROKER_TRANSFORM_TOKENIZE_H_
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "broker/source/text_field.h"
 #include "broker/transform/picture.h"
 #include "broker/transform/row_function.h"
 
 namespace penstock {
+
+// The text is JSON of a chat, which a template writes.
+struct ChatSpec {
+  std::string config;         // tokenizer_config.json; "": none
+  std::string template_file;  // "": that of config
+  std::vector<std::string> train_on = {"assistant"};
+  std::string mask = "loss_mask";
+  std::string labels;                // "": none
+  FeatureValues<std::string> roles;  // other names of roles
+  std::string variables = "{}";      // of the template, as JSON
+  bool operator==(const ChatSpec&) const = default;
+
+  static const Declaration<ChatSpec>& Declared();
+};
 
 struct TokenizeOp {
   FeatureNames feature = DefaultText();  // one text, or a pair
@@ -23,6 +39,7 @@ struct TokenizeOp {
   std::string to;        // "": as the first text
   std::string type_ids;  // "": none
   DType dtype = DType::kInt32;
+  std::optional<ChatSpec> chat;
   bool operator==(const TokenizeOp&) const = default;
 
   static const Declaration<TokenizeOp>& Declared();

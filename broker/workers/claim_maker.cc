@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <span>
+#include <utility>
 
 #include "broker/transform/mixup.h"
 
@@ -22,12 +23,45 @@ void ClaimMaker::Aim(const ClaimedRows& rows, uint64_t index) {
 
 void ClaimMaker::Make(ClaimedRows& rows, uint64_t index, const ReadBytes& read,
                       bool from_cache) {
+  RowMaker& maker = *rows.state->maker;
+  const Plan::Row& row = rows.rows[index];
+  if (maker.takes_several()) {
+    if (maker.IsFull(row)) FinishAdded(rows);
+    Aim(rows, index);
+    const auto added = maker.Add(row, read, from_cache, out_);
+    if (!added.ok()) return Made(rows, index, added.status());
+    if (*added == RowMaker::Added::kMade) return Made(rows, index, OkStatus());
+    if (*added == RowMaker::Added::kAdded) return added_.push_back(index);
+    FinishAdded(rows);
+  }
   Aim(rows, index);
-  const Status status =
-      rows.state->maker->Make(rows.rows[index], read, from_cache, out_);
+  Made(rows, index, maker.Make(row, read, from_cache, out_));
+}
+
+void ClaimMaker::Made(ClaimedRows& rows, uint64_t index, const Status& status) {
   if (!status.ok()) return HandleError(rows, index, status);
   if (!rows.packed.empty()) return;  // its id is that of the sequence
   rows.Id(index) = static_cast<int64_t>(rows.rows[index].record);
+}
+
+// Errors come last: a substitute is made where these rows are.
+void ClaimMaker::FinishAdded(ClaimedRows& rows) {
+  if (added_.empty()) return;
+  RowMaker& maker = *rows.state->maker;
+  std::vector<std::pair<uint64_t, Status>> failed;
+  maker.CallAdded();
+  for (size_t i = 0; i < added_.size(); ++i) {
+    Aim(rows, added_[i]);
+    const Status status = maker.Finish(i, out_);
+    if (status.ok()) {
+      Made(rows, added_[i], status);
+    } else {
+      failed.emplace_back(added_[i], status);
+    }
+  }
+  maker.ForgetAdded();
+  added_.clear();
+  for (const auto& [index, status] : failed) HandleError(rows, index, status);
 }
 
 void ClaimMaker::End(ClaimedRows& rows, const Status& status) {
@@ -46,6 +80,7 @@ void ClaimMaker::HandleError(ClaimedRows& rows, uint64_t index,
       job.GivenUp(rows.claim.batch)) {
     return;
   }
+  FinishAdded(rows);
   Aim(rows, index);
   const auto outcome = rows.state->maker->Recover(
       rows.rows[index], status, *rows.claim.plan, &rows.state->shuffles, out_);

@@ -18,10 +18,13 @@ class ClaimMaker {
  public:
   // The claim's rows that are not started will be made next, in order.
   void Expect(const ClaimedRows& rows);
-  // Makes row `index` of the claim. read: empty if its source needs no reading.
-  // from_cache: it is an entry of the job's cache.
+  // Makes row `index` of the claim, or leaves it to FinishAdded: before that
+  // other claims' rows may not be made. read: empty if its source needs no
+  // reading. from_cache: it is an entry of the job's cache.
   void Make(ClaimedRows& rows, uint64_t index, const ReadBytes& read,
             bool from_cache = false);
+  // Makes the rows that wait for a function which takes several in a call.
+  void FinishAdded(ClaimedRows& rows);
   // Makes rows of a stream from `index` to the end of a piece. Returns how
   // many; all remaining rows if they cannot be made.
   uint64_t MakeOfStream(ClaimedRows& rows, uint64_t index);
@@ -33,6 +36,7 @@ class ClaimMaker {
   void MixPairs(ClaimedRows& rows);
 
  private:
+  void Made(ClaimedRows& rows, uint64_t index, const Status& status);
   // What makes a row writes it where this says.
   void Aim(const ClaimedRows& rows, uint64_t index);
   // The rows of the claim end here.
@@ -41,6 +45,7 @@ class ClaimMaker {
   // Points partner_out_ at it; false: it has none, or the rows end here.
   bool MakePartner(ClaimedRows& rows, uint64_t row_of_epoch);
 
+  std::vector<uint64_t> added_;  // rows of the claim
   std::vector<std::byte*> out_;
   std::vector<std::byte*> partner_out_;
   std::vector<std::vector<std::byte>> partner_;         // by feature

@@ -37,6 +37,8 @@ RowMaker::RowMaker(const Dataset& dataset, const DatasetSpec& spec,
       process_(dataset.source->MakeMaker(cancelled)) {
   for (const auto& program : dataset.programs) {
     scratch_.push_back(program->MakeScratch(cancelled, &clock_));
+    takes_several_ |=
+        program->SeveralIn(*scratch_.back()) != RowProgram::Several::kNever;
   }
   SetForm(dataset.element_spec());
   if (dataset.packed_rows == nullptr) return;
@@ -88,9 +90,18 @@ Status RowMaker::MakeMarked(const Plan::Row& row, const ReadBytes& read,
   const AugmentationKey key{seed_, row.pass, row.record};
   const size_t of = dataset_.ProgramOf(row.record);
   const RowProgram& program = *dataset_.programs[of];
-  RowProgram::Scratch& scratch = *scratch_[of];
   const SampleQuarantine::Mark mark = MarkOf(row.record);
   PENSTOCK_RETURN_IF_ERROR(mark.status());
+  PENSTOCK_RETURN_IF_ERROR(
+      Begin(row, read, from_cache, out, cache_ != nullptr, by));
+  return *by == MadeBy::kSource
+             ? program.Run(raw_, key, *scratch_[of], out)
+             : program.RunRest(head_, key, *scratch_[of], out);
+}
+
+Status RowMaker::Begin(const Plan::Row& row, const ReadBytes& read,
+                       bool from_cache, Places out, bool runs_head,
+                       MadeBy* by) {
   if (from_cache) {
     const StepClock::In in(&clock_, kUnpacking);
     const Status status =
@@ -106,7 +117,8 @@ Status RowMaker::MakeMarked(const Plan::Row& row, const ReadBytes& read,
   };
   if (from_cache || (cache_ != nullptr && get())) {
     ++cache_use_.hits;
-    return program.RunRest(head_, key, scratch, out);
+    *by = MadeBy::kCache;
+    return OkStatus();
   }
   {
     const StepClock::In in(&clock_, kUnpacking);
@@ -115,11 +127,98 @@ Status RowMaker::MakeMarked(const Plan::Row& row, const ReadBytes& read,
                  : dataset_.source->Unpack(row.record, read, &unpack_scratch_,
                                            &raw_));
   }
-  if (cache_ == nullptr) return program.Run(raw_, key, scratch, out);
-  ++cache_use_.misses;
-  PENSTOCK_RETURN_IF_ERROR(program.RunHead(raw_, scratch, out, &head_));
+  if (cache_ != nullptr) ++cache_use_.misses;
+  if (!runs_head) return OkStatus();
+  const size_t of = dataset_.ProgramOf(row.record);
+  PENSTOCK_RETURN_IF_ERROR(
+      dataset_.programs[of]->RunHead(raw_, *scratch_[of], out, &head_));
   *by = MadeBy::kHead;
-  return program.RunRest(head_, key, scratch, out);
+  return OkStatus();
+}
+
+// ---- several rows
+
+StatusOr<RowMaker::Added> RowMaker::Add(const Plan::Row& row,
+                                        const ReadBytes& read, bool from_cache,
+                                        Places out) {
+  const size_t of = dataset_.ProgramOf(row.record);
+  const RowProgram& program = *dataset_.programs[of];
+  RowProgram::Scratch& scratch = *scratch_[of];
+  const RowProgram::Several several = program.SeveralIn(scratch);
+  if (several == RowProgram::Several::kNever) return Added::kAlone;
+  const bool in_head = several == RowProgram::Several::kInHead;
+  const AugmentationKey key{seed_, row.pass, row.record};
+  const Places wide = Wide(out);
+  MadeBy by = MadeBy::kSource;
+  Added added = Added::kAdded;
+  Status status;
+  {
+    const SampleQuarantine::Mark mark = MarkOf(row.record);
+    PENSTOCK_RETURN_IF_ERROR(mark.status());
+    status = Begin(row, read, from_cache, wide, !in_head, &by);
+    if (by == MadeBy::kNothing) return Added::kAlone;
+    if (status.ok() && by == MadeBy::kCache && in_head) {
+      added = Added::kMade;
+      status = program.RunRest(head_, key, scratch, wide);
+    } else if (status.ok()) {
+      // The last row that was made alone is there still.
+      if (added_.empty()) program.Forget(scratch);
+      status = program.Add(by == MadeBy::kSource ? raw_ : head_, key, scratch);
+    }
+  }
+  if (by == MadeBy::kHead && cache_ != nullptr) PutInCache(row.record);
+  PENSTOCK_RETURN_IF_ERROR(status);
+  if (added == Added::kMade) {
+    PENSTOCK_RETURN_IF_ERROR(FinishLists(out));
+  } else {
+    added_.push_back(row);
+  }
+  return added;
+}
+
+bool RowMaker::IsFull(const Plan::Row& next) const {
+  if (added_.empty()) return false;
+  const size_t of = dataset_.ProgramOf(added_[0].record);
+  return dataset_.ProgramOf(next.record) != of ||
+         dataset_.programs[of]->IsFull(*scratch_[of]);
+}
+
+// If all fail, or none answers, the program calls with each alone.
+void RowMaker::CallAdded() {
+  const size_t of = dataset_.ProgramOf(added_[0].record);
+  const SampleQuarantine::Mark mark = MarkOf(added_[0].record);
+  dataset_.programs[of]->CallAdded(*scratch_[of]);
+}
+
+Status RowMaker::Finish(size_t i, Places out) {
+  const Plan::Row& row = added_[i];
+  const size_t of = dataset_.ProgramOf(row.record);
+  const RowProgram& program = *dataset_.programs[of];
+  RowProgram::Scratch& scratch = *scratch_[of];
+  const AugmentationKey key{seed_, row.pass, row.record};
+  const Places wide = Wide(out);
+  bool is_kept = false;
+  Status status;
+  {
+    const SampleQuarantine::Mark mark = MarkOf(row.record);
+    PENSTOCK_RETURN_IF_ERROR(mark.status());
+    if (program.SeveralIn(scratch) == RowProgram::Several::kInRest) {
+      status = program.Finish(i, key, scratch, wide);
+    } else {
+      status = program.FinishHead(i, scratch, wide, &head_);
+      is_kept = status.ok() && cache_ != nullptr;
+      if (status.ok()) status = program.RunRest(head_, key, scratch, wide);
+    }
+  }
+  if (is_kept) PutInCache(row.record);
+  return status.ok() ? FinishLists(out) : status;
+}
+
+void RowMaker::ForgetAdded() {
+  if (added_.empty()) return;
+  const size_t of = dataset_.ProgramOf(added_[0].record);
+  dataset_.programs[of]->Forget(*scratch_[of]);
+  added_.clear();
 }
 
 void RowMaker::SetForm(const ElementSpec& form) {

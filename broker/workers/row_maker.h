@@ -63,6 +63,22 @@ class RowMaker {
   // no reading. from_cache: it is an entry of the dataset's cache.
   Status Make(const Plan::Row& row, const ReadBytes& read, bool from_cache,
               Places out);
+  // ---- several rows that go to a function together: added, called, finished
+
+  bool takes_several() const { return takes_several_; }
+  // kAlone: nothing is done, Make has to make it once the others are finished;
+  // kMade: it is, and needs no call. Errors as of Make.
+  enum class Added { kAdded, kMade, kAlone };
+  StatusOr<Added> Add(const Plan::Row& row, const ReadBytes& read,
+                      bool from_cache, Places out);
+  // Those that were added are enough, or are to be finished before this one.
+  bool IsFull(const Plan::Row& next) const;
+  void CallAdded();
+  // The row that was added as number i. Errors as of Make.
+  Status Finish(size_t i, Places out);
+  // All are finished. Neither Make nor Recover may be called before.
+  void ForgetAdded();
+
   // Makes a row of features that are at hand.
   Status MakeOf(const RawRecord& raw, const Plan::Row& row, Places out);
   // Reads the row, waits for it, and makes it.
@@ -104,10 +120,14 @@ class RowMaker {
   enum class MadeBy {
     kSource,   // nothing is to be put into the cache
     kHead,     // head_ is
+    kCache,    // head_ is its entry
     kNothing,  // its entry in the cache is damaged
   };
   Status MakeMarked(const Plan::Row& row, const ReadBytes& read,
                     bool from_cache, Places out, MadeBy* by);
+  // Gets raw_, or, from the cache or if it is to run the head, head_.
+  Status Begin(const Plan::Row& row, const ReadBytes& read, bool from_cache,
+               Places out, bool runs_head, MadeBy* by);
   void SetForm(const ElementSpec& form);
   // Where programs write a row, whose lists may have more room than `out`; and
   // what of it is a row of the batch, or a piece of one. DataLoss: a length is
@@ -152,7 +172,9 @@ class RowMaker {
   Piece piece_;
   std::vector<std::vector<std::byte>> document_;
   RawRecord raw_;
-  RawRecord head_;  // what the head of `map` has made
+  RawRecord head_;                // what the head of `map` has made
+  std::vector<Plan::Row> added_;  // rows of one program
+  bool takes_several_ = false;    // some program does
   std::vector<std::byte> unpack_scratch_;
   CacheScratch cache_scratch_;
   ReadRequest request_;

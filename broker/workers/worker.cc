@@ -104,21 +104,33 @@ bool Worker::MakeNext() {
 }
 
 void Worker::MakeArrived(WorkerJob* job) {
-  const WorkerReads::Read read = reads_.TakeFirst(job);
-  ClaimedRows& rows = *read.rows;
+  WorkerReads::Read read = reads_.TakeFirst(job);
+  const std::shared_ptr<ClaimedRows> claimed = read.rows;
+  ClaimedRows& rows = *claimed;
   const uint64_t begin_ns = Begin(rows);
-  const StorageReader::Done& done = read.arrival.done;
-  if (rows.job->Cancelled()) {
-    // Its bytes are discarded.
-  } else if (done.status.ok()) {
-    maker_.Make(rows, read.index, done.read(), read.from_cache);
-  } else if (read.from_cache) {
-    maker_.Make(rows, read.index, {}, true);
-  } else {
-    maker_.HandleError(rows, read.index, done.status);
+  uint64_t made = 0;
+  for (;;) {
+    const StorageReader::Done& done = read.arrival.done;
+    if (rows.job->Cancelled()) {
+      // Its bytes are discarded.
+    } else if (done.status.ok()) {
+      maker_.Make(rows, read.index, done.read(), read.from_cache);
+    } else if (read.from_cache) {
+      maker_.Make(rows, read.index, {}, true);
+    } else {
+      maker_.HandleError(rows, read.index, done.status);
+    }
+    ++made;
+    if (read.cached) made += MakeCached(rows, begin_ns);
+    // Others that go to the same call of a function.
+    if (!job->maker->takes_several() || job->reads.arrived.empty() ||
+        reads_.FirstArrived(*job) != &rows ||
+        MonotonicNs() - begin_ns > kInlineNs) {
+      break;
+    }
+    reads_.Release(read);
+    read = reads_.TakeFirst(job);
   }
-  uint64_t made = 1;
-  if (read.cached) made += MakeCached(rows, begin_ns);
   Made(rows, made, begin_ns);
   reads_.Release(read);
 }
@@ -153,6 +165,7 @@ uint64_t Worker::Begin(ClaimedRows& rows) {
 }
 
 void Worker::Made(ClaimedRows& rows, uint64_t count, uint64_t begin_ns) {
+  maker_.FinishAdded(rows);
   if (rows.finished + count == rows.rows.size()) maker_.MixPairs(rows);
   const uint64_t end_ns = MonotonicNs();
   Count(rows.job->counters().decode_ns, end_ns - begin_ns);

@@ -380,7 +380,7 @@ def test_the_functions_have_the_keys_of_the_declarations():
             continue  # methods and arguments of their own, tested below
         for name, kind in kinds.items():
             free = of in ("map", "crop", "masks", "vocabulary", "buckets", "pack",
-                           "gpt_config")
+                           "gpt_config", "chat")
             function = getattr(penstock if free else penstock.Dataset, name)
             wanted = OF_ITS_OWN.get(name) or {
                 key: inspect.Parameter.empty if each["required"] else None

@@ -625,6 +625,31 @@ constexpr Case kMapCases[] = {
      "tokenize", "two features are then named 'x'"},
     {"tokenize", "tokenize: {feature: s, file: a.json, max_length: 9}",
      "tokenize", "python_path"},
+    {"tokenize", "tokenize: {feature: s, file: a, max_length: 9, chat: {}}",
+     "tokenize.chat", "wants a template: that of `config: tokenizer_config"},
+    {"tokenize",
+     "tokenize: {feature: [s, t], file: a, max_length: 9, chat: {config: a}}",
+     "tokenize.feature", "a pair, and a chat is one text"},
+    {"tokenize",
+     "tokenize: {feature: s, file: a, max_length: 9, type_ids: t, chat: "
+     "{config: a}}",
+     "tokenize.type_ids", "is of a pair, and a chat is one text"},
+    {"tokenize",
+     "tokenize: {feature: s, file: a, max_length: 9, chat: {config: a, "
+     "train_on: []}}",
+     "tokenize.chat.train_on", "a list of 1 to 64 roles"},
+    {"tokenize",
+     "tokenize: {feature: s, file: a, max_length: 9, chat: {config: a, mask: "
+     "x}}",
+     "tokenize", "two features are then named 'x'"},
+    {"tokenize",
+     "tokenize: {feature: s, file: a, max_length: 9, chat: {config: a, roles: "
+     "{a: 'b c'}}}",
+     "tokenize.chat.roles", "a name of 1 to 64"},
+    {"tokenize",
+     "tokenize: {feature: s, file: a, max_length: 9, chat: {config: a, "
+     "variables: [x]}}",
+     "tokenize.chat.variables", "wanted a mapping"},
     {"vectorize_text", "vectorize_text: {feature: s, vocabulary: [a]}",
      "vectorize_text.max_length", "is missing: give the room of a row"},
     {"vectorize_text",

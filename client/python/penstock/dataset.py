@@ -188,8 +188,8 @@ class Dataset:
         for text, which becomes ``name`` uint8 [max_bytes], filled with zeros, and
         ``name_bytes`` int64 [], {name: {"dtype": ..., "max_length": ...}} for lists of
         any length, each item of "shape", which become ``name`` [max_length, *shape] and
-        ``name.length`` int64 []. "pointer" tells where it is (RFC 6901: "/meta/0/x";
-        "/name" if not given), "default" what it is where it is missing or null.
+        ``name.length`` int64 []. "json": True takes the JSON of a list or an object as
+        text. "pointer" tells where it is (RFC 6901: "/meta/0/x"; "/name" if not given), "default" what it is where it is missing or null.
         ``longer``: "fail" or "cut" longer text and lists."""
         return cls._of("json_lines", given(
             files=absolute_files(files), fields=features_of(fields), longer=longer),

@@ -605,7 +605,8 @@ def parse_json(fields: Mapping[str, Any], longer: Optional[str] = None,
 def tokenize(file: Path, max_length: int, *, longer: Optional[str] = None,
              feature: Optional[Names] = None,
              add_special_tokens: Optional[bool] = None, to: Optional[str] = None,
-             type_ids: Optional[str] = None, dtype: Any = None) -> Operation:
+             type_ids: Optional[str] = None, dtype: Any = None,
+             chat: Optional[Mapping[str, Any]] = None) -> Operation:
     """Text -> its tokens by Hugging Face's tokenizers, in processes of the broker
     (``pip install tokenizers``): int32 or int64 (``dtype``) [``max_length``], and
     ``NAME.length``, how many are the row's (``batch.lengths``, an attention mask).
@@ -613,11 +614,33 @@ def tokenize(file: Path, max_length: int, *, longer: Optional[str] = None,
     ``file``: a tokenizer.json (``tokenizer.save_pretrained`` writes it); ``longer``:
     "fail", or "cut" as ``truncation=True``; ``feature``: the text ("text"), or a pair;
     ``add_special_tokens`` (True); ``to``: the name of the tokens (that of the text);
-    ``type_ids``: the name of a list that says of which of a pair each token is."""
+    ``type_ids``: the name of a list that says of which of a pair each token is;
+    ``chat``: the text is the JSON of one, ``penstock.chat(...)``."""
     return _operation("tokenize", file=absolute(file), max_length=max_length,
                       longer=longer, feature=feature,
                       add_special_tokens=add_special_tokens, to=to, type_ids=type_ids,
-                      dtype=optional_dtype(dtype))
+                      dtype=optional_dtype(dtype), chat=chat)
+
+
+def chat(config: Optional[Path] = None, *, template: Optional[Path] = None,
+         train_on: Optional[Sequence[str]] = None, mask: Optional[str] = None,
+         labels: Optional[str] = None, roles: Optional[Mapping[str, str]] = None,
+         variables: Optional[Mapping[str, Any]] = None) -> Dict[str, Any]:
+    """The ``chat`` of ``tokenize``: a text is the JSON of {"role", "content"} messages,
+    or an object that has them as "messages" or "conversations", and is written by the
+    template of a model, as transformers' apply_chat_template (``pip install jinja2``).
+
+    ``config``: a tokenizer_config.json, with the template and the special tokens;
+    ``template``: a chat_template.jinja instead (``tokenizer.save_pretrained`` writes
+    both); ``train_on``: the roles that a model is trained on (["assistant"]); ``mask``:
+    the name of a list of uint8, as long as the tokens, 1 for those of these roles
+    ("loss_mask"); ``labels``: the name of a list of the tokens with -100 for the others;
+    ``roles``: {from: to}, other names of roles; ``variables``: of the template."""
+    return given(config=None if config is None else absolute(config),
+                 template=None if template is None else absolute(template),
+                 train_on=None if train_on is None else list(train_on), mask=mask,
+                 labels=labels, roles=None if roles is None else dict(roles),
+                 variables=None if variables is None else dict(variables))
 
 
 def vectorize_text(vocabulary: Union[Path, Sequence[Any], Mapping[str, Any]],
