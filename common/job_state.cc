@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <nlohmann/json.hpp>
 
+#include "common/exact_max.h"
 #include "common/text_file.h"
 
 namespace penstock {
@@ -93,6 +94,138 @@ StatusOr<std::vector<double>> WeightsAt(const nlohmann::json& json,
   return weights;
 }
 
+nlohmann::json PartsToJson(const std::vector<JobState::MixPart>& parts) {
+  nlohmann::json json = nlohmann::json::array();
+  for (const JobState::MixPart& part : parts) {
+    json.push_back({{"part", part.key},
+                    {"name", part.name},
+                    {"records", part.records},
+                    {"shuffle", part.shuffle}});
+    for (const auto& [key, value] : {std::pair("pass", part.pass),
+                                     {"taken", part.taken},
+                                     {"rows", part.rows}}) {
+      if (value > 0) json.back()[key] = value;
+    }
+  }
+  return json;
+}
+
+StatusOr<JobState::MixPart> PartFromJson(const nlohmann::json& json) {
+  JobState::MixPart part;
+  for (const auto& [key, text] :
+       {std::pair("part", &part.key), {"name", &part.name}}) {
+    const auto found = json.find(key);
+    if (found == json.end() || !found->is_string() ||
+        found->get_ref<const std::string&>().size() >
+            JobState::MixPart::kTextBytesMax) {
+      return Wrong(json, key, "a text of up to 512 bytes");
+    }
+    *text = found->get<std::string>();
+  }
+  PENSTOCK_ASSIGN_OR_RETURN(part.records, NumberOf(json, "records"));
+  PENSTOCK_ASSIGN_OR_RETURN(const uint64_t shuffle, NumberOf(json, "shuffle"));
+  if (shuffle >= JobState::MixPart::kShufflesMax) {
+    return Wrong(json, "shuffle", "a number below 65536");
+  }
+  part.shuffle = static_cast<uint32_t>(shuffle);
+  for (const auto& [name, value] : {std::pair("pass", &part.pass),
+                                    {"taken", &part.taken},
+                                    {"rows", &part.rows}}) {
+    if (!json.contains(name)) continue;
+    PENSTOCK_ASSIGN_OR_RETURN(*value, NumberOf(json, name));
+  }
+  for (const uint64_t each : {part.records, part.pass, part.taken, part.rows}) {
+    if (each <= kExactMax) continue;
+    return InvalidArgumentError(
+        "state: a part of 'mix' has {}: wanted up to {}", each, kExactMax);
+  }
+  if (part.records == 0) return Wrong(json, "records", "1 or more");
+  return part;
+}
+
+StatusOr<std::vector<JobState::MixPart>> PartsAt(const nlohmann::json& json,
+                                                 const char* key,
+                                                 size_t parts_max) {
+  std::vector<JobState::MixPart> parts;
+  const auto list = json.find(key);
+  if (list == json.end()) return parts;
+  if (!list->is_array() || list->size() > parts_max) {
+    return Wrong(json, key, "a list of parts");
+  }
+  for (const nlohmann::json& each : *list) {
+    if (!each.is_object()) return Wrong(json, key, "a list of parts");
+    PENSTOCK_ASSIGN_OR_RETURN(JobState::MixPart part, PartFromJson(each));
+    parts.push_back(std::move(part));
+  }
+  return parts;
+}
+
+nlohmann::json MixToJson(const JobState::Mix& mix) {
+  nlohmann::json json = {{"begin", mix.begin}, {"spec", mix.spec}};
+  if (!mix.rule.empty()) json["rule"] = mix.rule;
+  if (!mix.parts.empty()) json["parts"] = PartsToJson(mix.parts);
+  if (mix.shuffles > 0) json["shuffles"] = mix.shuffles;
+  if (mix.from) json["from"] = {mix.from->epoch, mix.from->row};
+  if (!mix.gone.empty()) json["gone"] = PartsToJson(mix.gone);
+  return json;
+}
+
+StatusOr<JobState::Mix> MixFromJson(const nlohmann::json& json) {
+  JobState::Mix mix;
+  PENSTOCK_ASSIGN_OR_RETURN(mix.begin, WeightsAt(json, "begin"));
+  PENSTOCK_ASSIGN_OR_RETURN(mix.spec, WeightsAt(json, "spec"));
+  if (mix.begin.size() != mix.spec.size()) {
+    return Wrong(json, "spec", "a weight for each part");
+  }
+  if (const auto rule = json.find("rule"); rule != json.end()) {
+    if (!rule->is_string()) return Wrong(json, "rule", "a string");
+    mix.rule = rule->get<std::string>();
+  }
+  PENSTOCK_ASSIGN_OR_RETURN(mix.parts,
+                            PartsAt(json, "parts", WeightsChange::kPartsMax));
+  if (!mix.parts.empty() && mix.parts.size() != mix.begin.size()) {
+    return Wrong(json, "parts", "as many as there are weights");
+  }
+  if (json.contains("shuffles")) {
+    PENSTOCK_ASSIGN_OR_RETURN(const uint64_t next, NumberOf(json, "shuffles"));
+    if (next > JobState::MixPart::kShufflesMax) {
+      return Wrong(json, "shuffles", "a number up to 65536");
+    }
+    mix.shuffles = static_cast<uint32_t>(next);
+  }
+  if (const auto from = json.find("from"); from != json.end()) {
+    if (!from->is_array() || from->size() != 2 ||
+        !(*from)[0].is_number_unsigned() || !(*from)[1].is_number_unsigned() ||
+        mix.parts.empty()) {
+      return Wrong(json, "from", "[epoch, row], with parts");
+    }
+    mix.from = JobState::MixFrom{(*from)[0].get<uint64_t>(),
+                                 (*from)[1].get<uint64_t>()};
+  }
+  PENSTOCK_ASSIGN_OR_RETURN(mix.gone,
+                            PartsAt(json, "gone", JobState::Mix::kGoneMax));
+  return mix;
+}
+
+// Nothing is known of rows before its mix began with its parts.
+Status CheckFrom(const JobState& state) {
+  if (!state.mix || !state.mix->from) return OkStatus();
+  const JobState::MixFrom from = *state.mix->from;
+  bool sound = from <= JobState::MixFrom{state.epoch, state.row};
+  for (const JobState::Owed& owed : state.owed) {
+    sound &= from <= JobState::MixFrom{owed.epoch, owed.row};
+  }
+  for (const WeightsChange& change : state.weights) {
+    sound &= from <= JobState::MixFrom{change.epoch, change.row} &&
+             change.weights.size() == state.mix->parts.size();
+  }
+  if (sound) return OkStatus();
+  return InvalidArgumentError(
+      "state: its mix has these parts from row {} of epoch {} on ('from'): "
+      "nothing may lie before",
+      from.row, from.epoch);
+}
+
 }  // namespace
 
 nlohmann::json JobStateToJson(const JobState& state) {
@@ -123,9 +256,7 @@ nlohmann::json JobStateToJson(const JobState& state) {
     json["shards"] = {{"count", state.shards->count},
                       {"batch", state.shards->batch}};
   }
-  if (state.mix) {
-    json["mix"] = {{"begin", state.mix->begin}, {"spec", state.mix->spec}};
-  }
+  if (state.mix) json["mix"] = MixToJson(*state.mix);
   for (const WeightsChange& change : state.weights) {
     json["weights"].push_back(WeightsChangeToJson(change));
   }
@@ -200,12 +331,7 @@ StatusOr<JobState> JobStateFromJson(const nlohmann::json& json) {
   }
   if (const auto mix = json.find("mix"); mix != json.end()) {
     if (!mix->is_object()) return Wrong(json, "mix", "{begin, spec}");
-    state.mix.emplace();
-    PENSTOCK_ASSIGN_OR_RETURN(state.mix->begin, WeightsAt(*mix, "begin"));
-    PENSTOCK_ASSIGN_OR_RETURN(state.mix->spec, WeightsAt(*mix, "spec"));
-    if (state.mix->begin.size() != state.mix->spec.size()) {
-      return Wrong(*mix, "spec", "a weight for each part");
-    }
+    PENSTOCK_ASSIGN_OR_RETURN(state.mix, MixFromJson(*mix));
   }
   if (const auto weights = json.find("weights"); weights != json.end()) {
     if (!weights->is_array() || weights->size() > JobState::kChangesMax) {
@@ -252,6 +378,7 @@ StatusOr<JobState> JobStateFromJson(const nlohmann::json& json) {
                                   next.row, next.epoch);
     }
   }
+  PENSTOCK_RETURN_IF_ERROR(CheckFrom(state));
   return state;
 }
 

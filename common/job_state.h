@@ -14,10 +14,23 @@
 //                                           ranks that files or steps were
 //                                           divided over, and the rows (or
 //                                           tokens) of a step
-//    "mix": {"begin": [1, 4], "spec": [1, 1]},  only of a mix without schedule:
-//                                           the weights that it began with, and
-//                                           those of the spec since its last
-//                                           resume
+//    "mix": {"begin": [1, 4],               only of a mix without schedule: the
+//            "spec": [1, 1],                weights that it began with, those
+//            "rule": "0123456789abcdef",    of the spec since its last resume,
+//            "parts": [...],                a digest of the rest of it, its
+//            "shuffles": 2,                 parts, and the next number of a
+//            "from": [0, 512],              shuffle; once they have changed,
+//            "gone": [...]},                from which epoch and row on it has
+//                                           them, and those that it had before.
+//                                           Of a part:
+//                                             {"part": "01234567", what tells
+//                                              it from others, "name": "tokens
+//                                              a.bin", "records": 9000
+//                                              of a pass, "shuffle": 1, its
+//                                              number, and where it was at
+//                                              "from": "pass": 2, "taken": 5
+//                                              rows since that began, "rows":
+//                                              9005 in all}
 //    "weights": [[2, 512, 1, 4], ...],      only of a mix whose weights were
 //                                           changed while it ran: epoch and
 //                                           row from which on they hold, one
@@ -32,6 +45,7 @@
 #ifndef COMMON_JOB_STATE_H_
 #define COMMON_JOB_STATE_H_
 
+#include <compare>
 #include <cstdint>
 #include <nlohmann/json_fwd.hpp>
 #include <optional>
@@ -88,10 +102,36 @@ struct JobState {
     bool operator==(const Shards&) const = default;
   };
 
+  struct MixPart {
+    static constexpr size_t kTextBytesMax = 512;
+    static constexpr uint32_t kShufflesMax = 1 << 16;
+
+    std::string key;
+    std::string name;  // for people
+    uint64_t records = 0;
+    uint32_t shuffle = 0;
+    uint64_t pass = 0;
+    uint64_t taken = 0;
+    uint64_t rows = 0;
+    bool operator==(const MixPart&) const = default;
+  };
+  struct MixFrom {
+    uint64_t epoch = 0;
+    uint64_t row = 0;
+    auto operator<=>(const MixFrom&) const = default;
+  };
   // Weights as specs have them.
   struct Mix {
+    // More parts than are kept of those that are gone: the first are forgotten.
+    static constexpr size_t kGoneMax = 256;
+
     std::vector<double> begin;
     std::vector<double> spec;
+    std::string rule;
+    std::vector<MixPart> parts;   // empty: of an earlier release
+    uint32_t shuffles = 0;        // the number of the next
+    std::optional<MixFrom> from;  // nullopt: they are those of the beginning
+    std::vector<MixPart> gone;
     bool operator==(const Mix&) const = default;
   };
 

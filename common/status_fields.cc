@@ -168,6 +168,9 @@ constexpr AnswerField kJob[] = {
     Maybe("processes_chosen", kText, "why so many, with what was measured"),
     Maybe("bottleneck", kObject, "what limits it; in `status` only"),
     Maybe("ranks", kList, "in `status` only"),
+    Maybe("parts", kList,
+          "of a mix, in `status` only; absent where `select` or `batch.pack` "
+          "goes across them"),
     Maybe("producers", kList, "of a stream, in `status` only"),
 };
 
@@ -280,6 +283,27 @@ constexpr AnswerField kProducer[] = {
     {"memory_bytes", kBytes, "of its ring, which is its own", true, ">MEMORY"},
 };
 
+// Derived from the plan's position: rows in work or held count as delivered.
+constexpr AnswerField kPart[] = {
+    {"part", kCount, "its number in the mix", true, ">PART"},
+    {"source", kText, "its kind of source, and what it is of", true, "SOURCE"},
+    {"weight", kFraction,
+     "the share of the rows that its weight gives it at the next step", true,
+     ">WEIGHT"},
+    {"share", kFraction, "the share that it has had", true, ">SHARE"},
+    {"rows", kCount,
+     "of it before the next step, of all epochs and former jobs", true,
+     ">ROWS"},
+    {"rows_of_job", kCount, "of these, since the job began", true, ">OF JOB"},
+    {"rows_of_pass", kCount, "of it in this pass of the mix", true, ">OF PASS"},
+    {"records", kCount, "rows of a pass over it", true, ">RECORDS"},
+    {"epochs", kNumber, "rows / records: how often it has been passed through",
+     true, ">EPOCHS"},
+    Maybe("tokens", kCount,
+          "of its rows; absent: it has none, or they differ from row to row",
+          ">TOKENS"),
+};
+
 constexpr StatusObject kObjectsOfAnswer[] = {
     {"broker", "`broker`", kBroker},
     {"node", "`broker.nodes[]`", kNode},
@@ -292,6 +316,7 @@ constexpr StatusObject kObjectsOfAnswer[] = {
      "`jobs[].bottleneck`: of the last seconds; times are fractions of them",
      kBottleneck},
     {"rank", "`jobs[].ranks[]`", kRank},
+    {"part", "`jobs[].parts[]`", kPart},
     {"producer", "`jobs[].producers[]`", kProducer},
 };
 

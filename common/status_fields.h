@@ -18,6 +18,7 @@ enum class FieldType : uint8_t {
   kBytes,
   kSeconds,
   kFraction,  // 0 to 1
+  kNumber,    // 0 or more
   kFlag,
   kNumbers,  // a list of whole numbers
   kObject,   // described by a list of its own

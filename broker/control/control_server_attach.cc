@@ -246,7 +246,6 @@ Status ReadState(const nlohmann::json& request, JobOptions* options) {
   if (!request.value("state_of_same_dataset", false) ||
       state->dataset == options->spec.name) {
     options->start = *std::move(state);
-    TakeWeightsOfSpec(options);
   }
   return OkStatus();
 }

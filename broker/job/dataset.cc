@@ -187,15 +187,16 @@ StatusOr<std::unique_ptr<Order>> SequencesOf(const DatasetSpec& spec,
 
 }  // namespace
 
-StatusOr<Plan> PlanOf(const DatasetSpec& spec, const Dataset& dataset,
-                      uint32_t world_size, uint32_t shards,
-                      const OrderBudget& budget) {
+StatusOr<std::shared_ptr<const Order>> OrderOf(const DatasetSpec& spec,
+                                               const Dataset& dataset,
+                                               uint32_t shards,
+                                               const OrderBudget& budget) {
   const SelectContext context =
       dataset.selection.Context(*dataset.source, 0, budget);
   if (dataset.packing != nullptr) {
     PENSTOCK_ASSIGN_OR_RETURN(std::unique_ptr<Order> sequences,
                               SequencesOf(spec, dataset, budget));
-    return Plan::Make(spec, std::move(sequences), world_size);
+    return std::shared_ptr<const Order>(std::move(sequences));
   }
   PENSTOCK_ASSIGN_OR_RETURN(std::unique_ptr<Order> order,
                             SelectedOrder(spec, dataset, context));
@@ -216,12 +217,36 @@ StatusOr<Plan> PlanOf(const DatasetSpec& spec, const Dataset& dataset,
             spec.batch.per_rank && spec.shard != ShardPolicy::kOff ? shards : 1,
             spec.shuffle ? &*spec.shuffle : nullptr, budget));
   }
+  if (IsCyclic(spec)) {
+    const auto& megatron = std::get<MegatronSource>(spec.source);
+    auto cyclic =
+        Cyclic(std::move(order), spec.batch.size, shards,
+               megatron.order == MegatronSource::Order::kCyclic, budget);
+    if (!cyclic.ok()) return AtPath("source.megatron.order", cyclic.status());
+    order = *std::move(cyclic);
+  }
   if (spec.shard == ShardPolicy::kFile) {
     PENSTOCK_ASSIGN_OR_RETURN(
         order, ShardByFile(std::move(order), shards,
                            GlobalBatchOf(spec, shards), context));
   }
+  return std::shared_ptr<const Order>(std::move(order));
+}
+
+StatusOr<Plan> PlanOf(const DatasetSpec& spec, const Dataset& dataset,
+                      uint32_t world_size, uint32_t shards,
+                      const OrderBudget& budget) {
+  PENSTOCK_ASSIGN_OR_RETURN(std::shared_ptr<const Order> order,
+                            OrderOf(spec, dataset, shards, budget));
   return Plan::Make(spec, std::move(order), world_size);
+}
+
+std::string RuleOf(const DatasetSpec& spec, const Dataset& dataset) {
+  DatasetSpec rule = spec;
+  if (auto* const mix = std::get_if<MixSource>(&rule.source)) {
+    mix->parts.clear();
+  }
+  return SelectionOf(rule, dataset);
 }
 
 std::string SelectionOf(const DatasetSpec& spec, const Dataset& dataset) {
@@ -229,7 +254,13 @@ std::string SelectionOf(const DatasetSpec& spec, const Dataset& dataset) {
   std::string text =
       SelectionText(spec.source, spec.select, dataset.FilesOfSelection());
   const bool batch = spec.batch.buckets || spec.batch.pack;
-  if (text.empty() && !windows && !batch) return "";
+  if (text.empty() && !windows && !batch && !IsCyclic(spec)) return "";
+  if (IsCyclic(spec)) {
+    const auto& megatron = std::get<MegatronSource>(spec.source);
+    text += megatron.order == MegatronSource::Order::kCyclic
+                ? " cyclic"
+                : " cyclic_unsharded";
+  }
   if (windows) text += Format(" {}", *spec.shuffle->window_files);
   for (const uint64_t size : spec.batch.by_part) text += Format(" by {}", size);
   if (spec.batch.buckets) {

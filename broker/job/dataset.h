@@ -95,9 +95,14 @@ struct Dataset {
 // else only the columns that it goes by.
 std::string DatasetKey(const DatasetSpec& spec);
 
-// The plan of the spec's rows for so many ranks. shards: the number of ranks
-// that files (`shard: file`), or steps of buckets, were first divided over. May
-// take a pass over the index. Errors: those of the order and of Plan::Make.
+// The order of the spec's rows. shards: the number of ranks that files (`shard:
+// file`), steps of buckets, or samples of Megatron's `cyclic` were first divided
+// over. May take a pass over the index.
+StatusOr<std::shared_ptr<const Order>> OrderOf(const DatasetSpec& spec,
+                                               const Dataset& dataset,
+                                               uint32_t shards,
+                                               const OrderBudget& budget = {});
+// The plan of these rows for so many ranks. Errors: also those of Plan::Make.
 StatusOr<Plan> PlanOf(const DatasetSpec& spec, const Dataset& dataset,
                       uint32_t world_size, uint32_t shards,
                       const OrderBudget& budget = {});
@@ -108,6 +113,8 @@ uint64_t GlobalBatchOf(const DatasetSpec& spec, uint32_t world_size);
 // A digest of which records a pass has in which order: of `select`, of how a
 // source is made of others, of windows. "": all of one source.
 std::string SelectionOf(const DatasetSpec& spec, const Dataset& dataset);
+// The same of a mix, but for its parts and their weights.
+std::string RuleOf(const DatasetSpec& spec, const Dataset& dataset);
 
 // The dataset is made by functions of users, in Python or C, at least in part.
 bool RunsFunctions(const DatasetSpec& spec);

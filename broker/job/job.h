@@ -73,6 +73,11 @@ class Job {
     uint32_t ranks_min = 0;      // as in Delivery::Shape
     uint64_t order_bytes = 0;    // of the plan
     std::string selection = {};  // as in a state
+    // What states say of its mix, the changes of the weights before those of
+    // this job, and what is other than in the state that it began at.
+    std::optional<JobState::Mix> mix = {};
+    std::vector<WeightsChange> weights = {};
+    std::string news = {};
 
     // The most memory the job may need.
     uint64_t memory_bytes() const {

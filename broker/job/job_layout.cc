@@ -4,6 +4,7 @@
 #include <nlohmann/json.hpp>
 
 #include "broker/job/job.h"
+#include "broker/job/mix_parts.h"
 #include "common/hash.h"
 #include "common/producer_memory.h"
 #include "common/quantity.h"
@@ -76,7 +77,8 @@ bool StepsDependOnRanks(const JobOptions& options) {
 }
 
 JobState IdentityOf(const JobOptions& options, uint64_t records,
-                    const std::string& selection) {
+                    const std::string& selection,
+                    const std::optional<JobState::Mix>& mix) {
   JobState state;
   state.dataset = options.spec.name;
   state.delivery = options.delivery.mode;
@@ -87,8 +89,11 @@ JobState IdentityOf(const JobOptions& options, uint64_t records,
     state.shuffle = JobState::Shuffle{options.spec.shuffle->seed,
                                       options.spec.shuffle->each_epoch};
   }
-  state.mix = MixOf(options);
-  if (options.spec.shard == ShardPolicy::kFile || StepsDependOnRanks(options)) {
+  state.mix = mix;
+  const bool cyclic =
+      IsCyclic(options.spec) && options.delivery.mode == DeliveryMode::kSplit;
+  if (options.spec.shard == ShardPolicy::kFile || cyclic ||
+      StepsDependOnRanks(options)) {
     const uint32_t shards = ShardsOf(options);
     state.shards =
         JobState::Shards{shards, GlobalBatchOf(options.spec, shards)};
@@ -132,24 +137,25 @@ StatusOr<Job::Layout> Job::PlanLayout(const JobOptions& options,
     spec.batch.per_rank = true;
   }
   PENSTOCK_ASSIGN_OR_RETURN(
+      std::shared_ptr<const Order> order,
+      OrderOf(spec, dataset,
+              split || spec.shard == ShardPolicy::kFile ? ShardsOf(options) : 1,
+              budget));
+  PENSTOCK_ASSIGN_OR_RETURN(
+      MixStart mix,
+      StartOfMix(options, spec, dataset, *order, world_size, budget));
+  PENSTOCK_ASSIGN_OR_RETURN(
       Plan plan,
-      PlanOf(spec, dataset, world_size,
-             split || spec.shard == ShardPolicy::kFile ? ShardsOf(options) : 1,
-             budget));
-  for (const WeightsChange& change : WeightsOf(options)) {
-    const bool is_mix = std::holds_alternative<MixSource>(spec.source);
-    auto changed = is_mix ? plan.WithWeights(change, budget)
-                          : InvalidArgumentError("the source is no mix");
-    if (!changed.ok()) return changed.status().Prepend("state: weights");
-    plan = *std::move(changed);
-  }
+      PlanOfMix(mix, options, spec, std::move(order), world_size, budget));
+  if (mix.mix) SetWeights(mix.mix->begin, &spec);
   const uint64_t order_bytes = plan.order_bytes();
   const std::string selection = SelectionOf(spec, dataset);
   if (options.start) {
-    PENSTOCK_ASSIGN_OR_RETURN(
-        PlanStart start,
-        StartOf(*options.start, IdentityOf(options, plan.records(), selection),
-                spec, plan));
+    JobState here = IdentityOf(options, plan.records(), selection, mix.mix);
+    // It has been compared, but for them.
+    if (mix.parts_changed) here.selection = options.start->selection;
+    PENSTOCK_ASSIGN_OR_RETURN(PlanStart start,
+                              StartOf(*options.start, here, spec, plan));
     PENSTOCK_ASSIGN_OR_RETURN(plan, plan.From(std::move(start), world_size));
   }
   const bool differ = dataset.ShapesDiffer();
@@ -252,6 +258,9 @@ StatusOr<Job::Layout> Job::PlanLayout(const JobOptions& options,
   if (forms.size() > 1) layout.ranks_min = (world_size + 1) / 2;
   layout.order_bytes = order_bytes;
   layout.selection = selection;
+  layout.mix = std::move(mix.mix);
+  layout.weights = std::move(mix.changes);
+  layout.news = std::move(mix.news);
   if (const auto* stream = std::get_if<StreamSource>(&spec.source)) {
     // Unreleased batches are in slots, or were in those of a former instance.
     layout.retained_rows =
@@ -281,10 +290,17 @@ StatusOr<nlohmann::json> Job::FindRow(const JobOptions& options,
         Counted(rows, "row"));
   }
   const uint64_t position = place.epoch * rows + place.row;
+  if (position < plan.first_known()) {
+    return InvalidArgumentError(
+        "row {} of epoch {} is of a mix of other parts: this one began at "
+        "position {}",
+        place.row, place.epoch, plan.first_known());
+  }
   const uint64_t step = plan.StepOfEpoch(position);
   const uint64_t begin =
       plan.PositionOf(place.epoch * plan.steps_per_epoch() + step);
-  JobState state = IdentityOf(options, plan.records(), layout.selection);
+  JobState state =
+      IdentityOf(options, plan.records(), layout.selection, layout.mix);
   state.epoch = place.epoch;
   state.row = begin % rows;
   Plan::Row planned;
@@ -308,8 +324,8 @@ StatusOr<nlohmann::json> Job::FindRow(const JobOptions& options,
 }
 
 JobState Job::StateAt(const PlanStart& start) const {
-  JobState state =
-      IdentityOf(options_, layout_.plan.records(), layout_.selection);
+  JobState state = IdentityOf(options_, layout_.plan.records(),
+                              layout_.selection, layout_.mix);
   const uint64_t rows_per_epoch = layout_.plan.rows_per_epoch();
   state.weights = weights();
   state.epoch = start.position / rows_per_epoch;

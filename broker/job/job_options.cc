@@ -4,13 +4,11 @@
 
 #include <algorithm>
 #include <nlohmann/json.hpp>
-#include <numeric>
 #include <set>
 #include <stdexcept>
 #include <type_traits>
 #include <utility>
 
-#include "broker/plan/mix.h"
 #include "common/printable.h"
 
 namespace penstock {
@@ -60,67 +58,17 @@ void FromJson(const json& json, T* value) {
   }
 }
 
-// Those of a mix, if they do not change by a schedule.
-std::optional<std::vector<double>> SpecWeights(const DatasetSpec& spec) {
-  const auto* const mix = std::get_if<MixSource>(&spec.source);
-  if (mix == nullptr || !mix->schedule.empty()) return std::nullopt;
-  std::vector<double> weights;
-  for (const PartSpec& part : mix->parts) weights.push_back(part.weight);
-  return weights;
-}
-
-// As a change has them; empty: it cannot.
-std::vector<uint32_t> WeightsOfChange(const std::vector<double>& weights) {
-  auto whole = WholeWeights(weights);
-  if (!whole.ok()) return {};
-  uint32_t divisor = 0;
-  for (const uint32_t weight : *whole) divisor = std::gcd(divisor, weight);
-  for (uint32_t& weight : *whole) {
-    weight /= std::max(divisor, 1U);
-    if (weight > WeightsChange::kWeightMax) return {};
-  }
-  return *std::move(whole);
-}
-
 }  // namespace
 
-void TakeWeightsOfSpec(JobOptions* options) {
-  if (!options->start || !options->start->mix) return;
-  JobState& start = *options->start;
-  auto* const mix = std::get_if<MixSource>(&options->spec.source);
-  const auto wanted = SpecWeights(options->spec);
-  if (!wanted || wanted->size() != start.mix->begin.size()) return;
-  if (*wanted != start.mix->spec) {
-    const std::vector<uint32_t> change = WeightsOfChange(*wanted);
-    if (change.empty()) return;  // and the state is of another order
-    if (!start.weights.empty() && start.weights.back().epoch == start.epoch &&
-        start.weights.back().row == start.row) {
-      start.weights.pop_back();
-    }
-    start.weights.push_back({start.epoch, start.row, change});
-    start.mix->spec = *wanted;
-  }
-  for (size_t i = 0; i < mix->parts.size(); ++i) {
-    mix->parts[i].weight = start.mix->begin[i];
-  }
-}
-
-std::optional<JobState::Mix> MixOf(const JobOptions& options) {
-  const auto begin = SpecWeights(options.spec);
-  if (!begin) return std::nullopt;
-  const bool resumed = options.start && options.start->mix;
-  return JobState::Mix{*begin, resumed ? options.start->mix->spec : *begin};
-}
-
-std::vector<WeightsChange> WeightsOf(const JobOptions& options) {
-  std::vector<WeightsChange> weights;
-  if (options.start) weights = options.start->weights;
-  if (!weights.empty() && !options.weights.empty() &&
-      weights.back().epoch == options.weights.front().epoch &&
-      weights.back().row == options.weights.front().row) {
+std::vector<WeightsChange> AllWeights(
+    std::vector<WeightsChange> weights,
+    const std::vector<WeightsChange>& of_job) {
+  if (!weights.empty() && !of_job.empty() &&
+      weights.back().epoch == of_job.front().epoch &&
+      weights.back().row == of_job.front().row) {
     weights.pop_back();  // it was replaced
   }
-  weights.insert(weights.end(), options.weights.begin(), options.weights.end());
+  weights.insert(weights.end(), of_job.begin(), of_job.end());
   return weights;
 }
 

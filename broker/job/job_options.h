@@ -88,15 +88,9 @@ inline Launch LaunchOf(const JobOptions& options) {
              : Launch(options.processes(), options.local_processes());
 }
 
-// A resumed mix whose spec has other weights goes on with them from its state's
-// row on: start gets the change, and the spec the weights that the job began
-// with, from which all before that row follows.
-void TakeWeightsOfSpec(JobOptions* options);
-// What a state says of the weights; nullopt: the source has none.
-std::optional<JobState::Mix> MixOf(const JobOptions& options);
-
-// All changes of its mix's weights.
-std::vector<WeightsChange> WeightsOf(const JobOptions& options);
+// All changes of its mix's weights, of these and those of a job.
+std::vector<WeightsChange> AllWeights(std::vector<WeightsChange> weights,
+                                      const std::vector<WeightsChange>& of_job);
 
 // The first option that differs, with both values ("window: 4 here, 8 there"),
 // or "": the ranks agree.

@@ -10,6 +10,7 @@
 #include "broker/base/text.h"
 #include "broker/declare/declaration.h"
 #include "broker/job/job.h"
+#include "broker/job/mix_parts.h"
 
 namespace penstock {
 namespace {
@@ -255,6 +256,15 @@ nlohmann::json Job::StatusJson(bool with_ranks,
   if (key_.consumer) json["consumer"] = *key_.consumer;
   for (const WeightsChange& change : weights()) {
     json["weights"].push_back(WeightsChangeToJson(change));
+  }
+  if (with_ranks && layout_.plan.mix() != nullptr) {
+    std::shared_ptr<const Plan> plan;
+    {
+      MutexLock weights_lock(&weights_mutex_);
+      plan = rows_plan_;
+    }
+    json["parts"] = MixPartsJson(options_.spec, *dataset_, layout_.mix, *plan,
+                                 layout_.plan.start().position, position);
   }
   if (stream_ != nullptr) {
     json["records"] = json["steps_per_epoch"] = 0;  // unknown

@@ -92,6 +92,12 @@ class Proportion {
                                 turns - periods * slots_.size()) -
                of_part.begin());
   }
+  // A part's share of the rows.
+  double ShareOf(size_t part, const std::vector<uint64_t>& blocks) const {
+    const uint64_t rows = ends_.empty() ? slots_.size() * block_ : ends_.back();
+    return static_cast<double>(weights_[part] * blocks[part]) /
+           static_cast<double>(rows);
+  }
   // The turn that has this row.
   uint64_t TurnAt(uint64_t row) const {
     if (ends_.empty()) return row / block_;
@@ -164,11 +170,13 @@ class Mixed final : public MixOrder, private Steps {
     uint64_t turns = 0;
     uint64_t rows = 0;
   };
+  // begun: turns of each part before; empty: none.
   static StatusOr<Made> Make(const PartOrders& parts, const Rule& rule,
+                             const std::vector<uint64_t>& begun,
                              const OrderBudget& budget);
 
   Mixed(std::shared_ptr<const PartOrders> parts, Rule rule, PartPasses numbers,
-        Made made)
+        Made made, std::vector<uint64_t> begun = {})
       : MixOrder(made.rows),
         Steps(made.rows, made.turns,
               *std::max_element(rule.blocks.begin(), rule.blocks.end())),
@@ -176,7 +184,8 @@ class Mixed final : public MixOrder, private Steps {
         rule_(std::move(rule)),
         numbers_(std::move(numbers)),
         stretches_(std::move(made.stretches)),
-        passes_(std::move(made.passes)) {}
+        passes_(std::move(made.passes)),
+        begun_(std::move(begun)) {}
 
   Row At(uint64_t index, uint64_t pass, Shuffling shuffling) const override {
     const Turn at = TurnOf(index);
@@ -206,22 +215,63 @@ class Mixed final : public MixOrder, private Steps {
   const MixOrder* mix() const override { return this; }
   size_t parts() const override { return parts_->size(); }
   uint64_t block() const override { return rule_.blocks[0]; }
+  uint64_t RowsOf(size_t part) const override {
+    const uint64_t block = rule_.blocks[part];
+    return (*parts_)[part].size() / block * block;
+  }
+  std::vector<uint64_t> RowsBefore(uint64_t place) const override {
+    const Stretch& stretch = StretchAt(&Stretch::row, place);
+    const Proportion& proportion = *stretch.proportion;
+    const uint64_t turn = proportion.TurnAt(place - stretch.row);
+    std::vector<uint64_t> rows(parts());
+    for (size_t i = 0; i < rows.size(); ++i) {
+      const uint64_t turns = stretch.before[i] + proportion.Before(i, turn);
+      rows[i] = (turns - (begun() ? begun_[i] : 0)) * rule_.blocks[i];
+    }
+    rows[proportion.At(turn).first] +=
+        place - stretch.row - proportion.RowsBefore(turn);
+    return rows;
+  }
+  std::vector<double> SharesAt(uint64_t place) const override {
+    const Stretch& stretch = StretchAt(&Stretch::row, place);
+    std::vector<double> shares;
+    for (size_t i = 0; i < parts(); ++i) {
+      shares.push_back(stretch.proportion->ShareOf(i, rule_.blocks));
+    }
+    return shares;
+  }
+  std::vector<PartPlace> PlacesAt(uint64_t pass,
+                                  uint64_t place) const override {
+    const std::vector<uint64_t> rows = RowsBefore(place);
+    std::vector<PartPlace> places;
+    for (size_t i = 0; i < rows.size(); ++i) {
+      const uint64_t before = begun() ? begun_[i] * rule_.blocks[i] : 0;
+      places.push_back({parts_->FirstOf(i), PassOf(i, pass), before + rows[i]});
+    }
+    return places;
+  }
+  bool begun() const override { return !begun_.empty(); }
+  StatusOr<std::shared_ptr<const MixOrder>> BegunAt(
+      const std::vector<PartPlace>& places,
+      const std::vector<uint32_t>& weights,
+      const OrderBudget& budget) const override;
   StatusOr<std::shared_ptr<const MixOrder>> ChangedAt(
       uint64_t pass, uint64_t place, const std::vector<uint32_t>& weights,
       const OrderBudget& budget) const override {
     assert(!rule_.steps && place % block() == 0 && place < size());
+    assert(!begun() || pass == numbers_.pass);
     Rule rule = rule_;
     std::erase_if(rule.schedule,
                   [&](const MixWeights& each) { return each.from >= place; });
     rule.schedule.push_back({place, weights});
-    return With(pass, std::move(rule), budget);
+    return With(pass, std::move(rule), begun_, budget);
   }
   StatusOr<std::shared_ptr<const MixOrder>> ChangedFrom(
       uint64_t pass, const std::vector<uint32_t>& weights,
       const OrderBudget& budget) const override {
     Rule rule = rule_;
     rule.schedule = {{0, weights}};
-    return With(pass, std::move(rule), budget);
+    return With(pass, std::move(rule), {}, budget);
   }
 
   // ---- in steps of its own
@@ -233,7 +283,7 @@ class Mixed final : public MixOrder, private Steps {
     Rule rule = rule_;
     rule.blocks = sizes;
     rule.steps = true;
-    PENSTOCK_ASSIGN_OR_RETURN(Made made, Make(*parts_, rule, budget));
+    PENSTOCK_ASSIGN_OR_RETURN(Made made, Make(*parts_, rule, {}, budget));
     return std::unique_ptr<Order>(std::make_unique<Mixed>(
         parts_, std::move(rule), numbers_, std::move(made)));
   }
@@ -289,14 +339,16 @@ class Mixed final : public MixOrder, private Steps {
     return numbers_.first[part] + (pass - numbers_.pass) * passes_[part];
   }
   StatusOr<std::shared_ptr<const MixOrder>> With(
-      uint64_t pass, Rule rule, const OrderBudget& budget) const {
-    PENSTOCK_ASSIGN_OR_RETURN(Made made, Make(*parts_, rule, budget));
+      uint64_t pass, Rule rule, std::vector<uint64_t> begun,
+      const OrderBudget& budget) const {
+    PENSTOCK_ASSIGN_OR_RETURN(Made made, Make(*parts_, rule, begun, budget));
     PartPasses numbers = {pass, {}};
     for (size_t i = 0; i < parts_->size(); ++i) {
       numbers.first.push_back(PassOf(i, pass));
     }
-    return std::shared_ptr<const MixOrder>(std::make_shared<Mixed>(
-        parts_, std::move(rule), std::move(numbers), std::move(made)));
+    return std::shared_ptr<const MixOrder>(
+        std::make_shared<Mixed>(parts_, std::move(rule), std::move(numbers),
+                                std::move(made), std::move(begun)));
   }
 
   const std::shared_ptr<const PartOrders> parts_;
@@ -305,6 +357,8 @@ class Mixed final : public MixOrder, private Steps {
   const std::vector<Stretch> stretches_;
   // How many passes of each part are begun in one of the mix.
   const std::vector<uint64_t> passes_;
+  // Turns of each part before its first pass; empty: none.
+  const std::vector<uint64_t> begun_;
 };
 
 }  // namespace
@@ -324,13 +378,50 @@ StatusOr<std::unique_ptr<Order>> Mix(std::vector<std::unique_ptr<Order>> parts,
   Mixed::Rule rule = {std::move(schedule), when_out,
                       std::vector<uint64_t>(shared->size(), block)};
   PENSTOCK_ASSIGN_OR_RETURN(Mixed::Made made,
-                            Mixed::Make(*shared, rule, budget));
+                            Mixed::Make(*shared, rule, {}, budget));
   Mixed::PartPasses numbers = {0, std::vector<uint64_t>(shared->size())};
   return std::unique_ptr<Order>(std::make_unique<Mixed>(
       shared, std::move(rule), std::move(numbers), std::move(made)));
 }
 
+StatusOr<std::shared_ptr<const MixOrder>> Mixed::BegunAt(
+    const std::vector<PartPlace>& places, const std::vector<uint32_t>& weights,
+    const OrderBudget& budget) const {
+  assert(places.size() == parts() && !rule_.steps);
+  std::vector<uint32_t> shuffles;
+  std::vector<uint64_t> begun;
+  PartPasses numbers;
+  for (size_t i = 0; i < places.size(); ++i) {
+    const PartPlace& place = places[i];
+    if (place.rows % block() != 0) {
+      return InvalidArgumentError(
+          "parts[{}]: row {} of it is within a block of {}: other parts, or "
+          "weights, begin with a block",
+          i, place.rows, block());
+    }
+    if (rule_.when_out != WhenOut::kRepeat && place.rows > RowsOf(i)) {
+      return InvalidArgumentError("parts[{}]: has {} rows, and {} were taken",
+                                  i, RowsOf(i), place.rows);
+    }
+    shuffles.push_back(place.shuffle);
+    begun.push_back(place.rows / block());
+    numbers.first.push_back(place.pass);
+  }
+  auto numbered =
+      std::make_shared<const PartOrders>(*parts_, std::move(shuffles));
+  if (!numbered->NumbersDiffer()) {
+    return InvalidArgumentError("two parts have the number of one shuffle");
+  }
+  Rule rule = rule_;
+  rule.schedule = {{0, weights}};
+  PENSTOCK_ASSIGN_OR_RETURN(Made made, Make(*numbered, rule, begun, budget));
+  return std::shared_ptr<const MixOrder>(std::make_shared<Mixed>(
+      std::move(numbered), std::move(rule), std::move(numbers), std::move(made),
+      std::move(begun)));
+}
+
 StatusOr<Mixed::Made> Mixed::Make(const PartOrders& parts, const Rule& rule,
+                                  const std::vector<uint64_t>& begun,
                                   const OrderBudget& budget) {
   const std::vector<MixWeights>& schedule = rule.schedule;
   const WhenOut when_out = rule.when_out;
@@ -363,7 +454,8 @@ StatusOr<Mixed::Made> Mixed::Make(const PartOrders& parts, const Rule& rule,
   };
   const bool all_same = Proportion::AllSame(rule.blocks);
   Made made;
-  std::vector<uint64_t> taken(count, 0);
+  std::vector<uint64_t> taken = begun;
+  taken.resize(count);
   uint64_t at = 0;
   uint64_t row = 0;
   size_t next = 0;  // of the schedule
@@ -458,7 +550,7 @@ StatusOr<Mixed::Made> Mixed::Make(const PartOrders& parts, const Rule& rule,
     made.passes.push_back(
         std::max<uint64_t>(1, (taken[i] + size(i) - 1) / size(i)));
   }
-  if (at == 0) {
+  if (at == 0 && begun.empty()) {
     return InvalidArgumentError(
         "has no row: its first would be of a part without records");
   }

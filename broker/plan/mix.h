@@ -40,12 +40,38 @@ StatusOr<std::unique_ptr<Order>> Mix(std::vector<std::unique_ptr<Order>> parts,
                                      const OrderBudget& budget,
                                      uint64_t block = 1);
 
+// How far a part of a mix has come.
+struct PartPlace {
+  uint32_t shuffle = 0;  // the number of what it shuffles, or the first of it
+  uint64_t pass = 0;     // its own, with which that of the mix began
+  uint64_t rows = 0;     // of it since, further passes included
+  bool operator==(const PartPlace&) const = default;
+};
+
 // A mix, and what becomes of it when its weights change. Those made of it share
 // its parts and take them up where it leaves them.
 class MixOrder : public Order {
  public:
   virtual size_t parts() const = 0;
   virtual uint64_t block() const = 0;
+  // Rows of a pass over a part.
+  virtual uint64_t RowsOf(size_t part) const = 0;
+  // Rows of each part among the first `place` (<= size()) of a pass.
+  virtual std::vector<uint64_t> RowsBefore(uint64_t place) const = 0;
+  // The shares of the rows that the weights give the parts at this place.
+  virtual std::vector<double> SharesAt(uint64_t place) const = 0;
+  // How far each part has come before a place of a pass.
+  virtual std::vector<PartPlace> PlacesAt(uint64_t pass,
+                                          uint64_t place) const = 0;
+  // Its first pass began where its parts were (BegunAt).
+  virtual bool begun() const = 0;
+  // With these weights alone; its pass 0 begins where its parts are, and may
+  // have no row. InvalidArgument: a part is beyond its end or within a block, or
+  // two have one shuffle.
+  virtual StatusOr<std::shared_ptr<const MixOrder>> BegunAt(
+      const std::vector<PartPlace>& places,
+      const std::vector<uint32_t>& weights,
+      const OrderBudget& budget) const = 0;
   // For this pass alone: its rows before `place` (a multiple of the block,
   // below its size) are as here, from there on these weights hold. Errors: as
   // of Mix.

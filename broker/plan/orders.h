@@ -36,6 +36,25 @@ std::unique_ptr<Order> ListRows(std::shared_ptr<const Order> of, RowList rows,
 StatusOr<std::unique_ptr<Order>> Concatenate(
     std::vector<std::unique_ptr<Order>> parts);
 
+// ---- cyclic.cc
+
+// Megatron's sampler `cyclic` (MegatronPretrainingRandomSampler): the rows of
+// each step are those of `ranks` ranks, one after the other, of so many samples
+// each. Pass n is its epoch n, and ends with the last whole step. sharded: each
+// rank has a share of the samples of its own (--no-data-sharding: not).
+// InvalidArgument: too few rows, or too many. CyclicBytes of memory.
+StatusOr<std::unique_ptr<Order>> Cyclic(std::unique_ptr<Order> of,
+                                        uint64_t micro_batch, uint32_t ranks,
+                                        bool sharded,
+                                        const OrderBudget& budget);
+// permuted: the samples of a permutation.
+inline uint64_t CyclicBytes(uint64_t permuted) {
+  return 2 * permuted * sizeof(uint32_t);
+}
+// torch.randperm(size, generator=torch.Generator().manual_seed(seed)) of PyTorch
+// 2.13, on a processor.
+std::vector<uint32_t> PermutationAsTorch(uint64_t size, uint32_t seed);
+
 // ---- repeat.cc, interleave.cc, sample.cc
 
 // times passes in one. InvalidArgument: too many rows.

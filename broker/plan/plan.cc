@@ -15,8 +15,9 @@ uint64_t CeilDivide(uint64_t x, uint64_t y) { return x / y + (x % y != 0); }
 
 StatusOr<Plan> Plan::Make(const PlanSpec& spec,
                           std::shared_ptr<const Order> order,
-                          uint32_t world_size) {
-  const uint64_t records = order->size();
+                          uint32_t world_size,
+                          std::optional<uint64_t> of_pass) {
+  const uint64_t records = of_pass.value_or(order->size());
   if (records == 0) {
     return InvalidArgumentError("the dataset has no records");
   }
@@ -280,13 +281,14 @@ StatusOr<Plan> Plan::WithWeights(const WeightsChange& change,
     ++epoch;
     row = 0;
   }
-  Course course;
-  if (course_ != nullptr) {
-    course = *course_;
-  } else {
-    course.orders = {{0, 0, order_}};
-    course.epochs = {{0, 0, passes_per_epoch_, {{0, 0, records_}}}};
+  if (begun_ != nullptr &&
+      std::pair(epoch, row) <
+          std::pair(begun_->epochs[0].first, begun_->epochs[0].runs[0].row)) {
+    return InvalidArgumentError(
+        "row {} of epoch {} is before the mix began with these parts", row,
+        epoch);
   }
+  Course course = CourseNow();
   // What a former change made of the epochs after its own.
   while (course.epochs.back().first > epoch) course.epochs.pop_back();
   const auto of_pass = [&](uint64_t size) {
@@ -321,15 +323,19 @@ StatusOr<Plan> Plan::WithWeights(const WeightsChange& change,
     ++next_pass;
     ++pass_of_epoch;
     next_row += run.size;
-  } else if (place > 0) {
+  } else if (place > 0 ||
+             (former->begun() && course.orders.back().pass == pass)) {
     PENSTOCK_ASSIGN_OR_RETURN(
         std::shared_ptr<const MixOrder> rest,
         former->ChangedAt(pass, place, change.weights, budget));
-    if (run.row < begin) its.runs.push_back({begin, pass_of_epoch, 0});
-    its.runs.back() = {begin, pass_of_epoch, rest->size()};
     former = rest.get();
     next_row = begin + rest->size();
     ++next_pass;
+    // Parts may be where nothing is left of their pass.
+    if (rest->size() > 0) {
+      if (run.row < begin) its.runs.push_back({begin, pass_of_epoch, 0});
+      its.runs.back() = {begin, pass_of_epoch, rest->size()};
+    }
     ++pass_of_epoch;
     course.orders.push_back({pass, place, std::move(rest)});
   }
@@ -355,6 +361,104 @@ StatusOr<Plan> Plan::WithWeights(const WeightsChange& change,
   Plan plan = *this;
   plan.course_ = std::make_shared<const Course>(std::move(course));
   return plan;
+}
+
+Plan::Course Plan::CourseNow() const {
+  if (course_ != nullptr) return *course_;
+  return {{{0, 0, order_}}, {{0, 0, passes_per_epoch_, {{0, 0, records_}}}}};
+}
+
+StatusOr<Plan> Plan::BegunAt(uint64_t epoch, uint64_t row,
+                             const std::vector<PartPlace>& places,
+                             const std::vector<uint32_t>& weights,
+                             const OrderBudget& budget) const {
+  assert(steps_->fixed_by() == nullptr);
+  if (row >= rows_per_epoch_) {
+    ++epoch;
+    row = 0;
+  }
+  PENSTOCK_ASSIGN_OR_RETURN(std::shared_ptr<const MixOrder> rest,
+                            mix()->BegunAt(places, weights, budget));
+  PENSTOCK_ASSIGN_OR_RETURN(std::shared_ptr<const MixOrder> whole,
+                            rest->ChangedFrom(1, weights, budget));
+  const uint64_t size = whole->size();
+  Course course;
+  Course::Epochs its = {epoch, 0, 0, {}};
+  uint64_t next_row = row;
+  if (rest->size() > 0) {
+    its.runs.push_back({row, 0, rest->size()});
+    next_row += rest->size();
+    course.orders.push_back({0, 0, std::move(rest)});
+  }
+  course.orders.push_back({1, 0, std::move(whole)});
+  if (next_row < rows_per_epoch_) its.runs.push_back({next_row, 1, size});
+  const Course::Run& end = its.runs.back();
+  its.passes = end.pass + CeilDivide(rows_per_epoch_ - end.row, end.size);
+  course.epochs = {its,
+                   {epoch + 1,
+                    its.passes,
+                    CeilDivide(rows_per_epoch_, size),
+                    {{0, 0, size}}}};
+  Plan plan = *this;
+  plan.begun_ = std::make_shared<const Course>(std::move(course));
+  plan.course_ = plan.begun_;
+  return plan;
+}
+
+std::vector<Plan::PartRows> Plan::PartsAt(uint64_t position) const {
+  assert(position >= first_known());
+  const Course course = CourseNow();
+  const uint64_t epoch = position / rows_per_epoch_;
+  const uint64_t row = position % rows_per_epoch_;
+  std::vector<PartRows> parts(mix()->parts());
+  const auto add = [&parts](const MixOrder& of, uint64_t rows, uint64_t times) {
+    const std::vector<uint64_t> before = of.RowsBefore(rows);
+    for (size_t i = 0; i < parts.size(); ++i) {
+      parts[i].rows += times * before[i];
+    }
+  };
+  // The rows up to `end` of so many epochs that are alike.
+  const auto add_epochs = [&](const Course::Epochs& its, uint64_t end,
+                              uint64_t times) {
+    for (size_t i = 0; i < its.runs.size() && its.runs[i].row < end; ++i) {
+      const Course::Run& run = its.runs[i];
+      const uint64_t next =
+          i + 1 < its.runs.size() ? its.runs[i + 1].row : rows_per_epoch_;
+      const uint64_t rows = std::min(end, next) - run.row;
+      const MixOrder& of =
+          *course.OrderAt(its.first_pass + run.pass, run.size - 1).mix();
+      add(of, run.size, times * (rows / run.size));
+      add(of, rows % run.size, times);
+    }
+  };
+  for (size_t i = 0; i < course.epochs.size(); ++i) {
+    const Course::Epochs& its = course.epochs[i];
+    if (its.first > epoch) break;
+    const uint64_t next =
+        i + 1 < course.epochs.size() ? course.epochs[i + 1].first : UINT64_MAX;
+    add_epochs(its, rows_per_epoch_, std::min(next, epoch) - its.first);
+    if (epoch < next) add_epochs(its, row, 1);
+  }
+  const auto [pass, place] = course.Find(epoch, row);
+  const MixOrder& now = *course.OrderAt(pass, place).mix();
+  const std::vector<PartPlace> places = now.PlacesAt(pass, place);
+  const std::vector<double> shares = now.SharesAt(place);
+  for (size_t i = 0; i < parts.size(); ++i) {
+    parts[i].place = places[i];
+    parts[i].share = shares[i];
+  }
+  return parts;
+}
+
+std::pair<uint64_t, uint64_t> Plan::Course::Find(uint64_t epoch,
+                                                 uint64_t row) const {
+  const Epochs& its = EpochsOf(epoch);
+  const Run& run = *std::prev(std::upper_bound(
+      its.runs.begin(), its.runs.end(), row,
+      [](uint64_t at, const Run& each) { return at < each.row; }));
+  return {its.first_pass + (epoch - its.first) * its.passes + run.pass +
+              (row - run.row) / run.size,
+          (row - run.row) % run.size};
 }
 
 void Plan::RowsOfCourse(uint64_t epoch, uint64_t first_row, uint64_t count,

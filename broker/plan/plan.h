@@ -36,7 +36,9 @@
 //
 // The weights of a mix may change from a row of an epoch on (WithWeights).
 // Epochs keep their number of rows: an order that is shorter then wraps, as
-// with steps_per_epoch. Rows before are what they were, to the bit.
+// with steps_per_epoch. Rows before are what they were, to the bit. A mix may
+// also begin at a row with parts that have come so far elsewhere (BegunAt):
+// then nothing is known of rows before.
 //
 // Steps says where each step begins, and divides it. An order may have steps of
 // its own; a plan of it begins at a step. Those of shards (`shard: file`) have
@@ -49,8 +51,10 @@
 #include <cstdint>
 #include <memory>
 #include <optional>
+#include <utility>
 #include <vector>
 
+#include "broker/plan/mix.h"
 #include "broker/plan/order.h"
 #include "broker/plan/plan_spec.h"
 #include "broker/plan/steps.h"
@@ -85,12 +89,15 @@ class Plan {
   static_assert(kTotalRowsMax < uint64_t{1} << kPositionBits &&
                 kTotalRowsMax <= Permutation::kRecordsMax);
 
-  // order: of one pass. InvalidArgument: no records, no ranks, an epoch without
-  // a single batch (last: drop), or more than kTotalRowsMax rows in all. A job
-  // without end (epochs: forever) may be planned up to the same position.
+  // order: of one pass. records: those of the pass that an epoch is as long as;
+  // nullopt: those of the order. InvalidArgument: no records, no ranks, an
+  // epoch without a single batch (last: drop), or more than kTotalRowsMax rows
+  // in all. A job without end (epochs: forever) may be planned up to the same
+  // position.
   static StatusOr<Plan> Make(const PlanSpec& spec,
                              std::shared_ptr<const Order> order,
-                             uint32_t world_size);
+                             uint32_t world_size,
+                             std::optional<uint64_t> records = std::nullopt);
   // All records of a source with so many, as they come.
   static StatusOr<Plan> Make(const PlanSpec& spec, uint64_t records,
                              uint32_t world_size) {
@@ -111,11 +118,33 @@ class Plan {
   // The same plan without such changes.
   Plan WithoutChanges() const {
     Plan plan = *this;
-    plan.course_ = nullptr;
+    plan.course_ = begun_;
     return plan;
   }
   // nullptr: it is no mix.
   const MixOrder* mix() const { return order_->mix(); }
+  // The same plan of a mix from a row on, at which its parts are there; of rows
+  // before nothing is known. Errors: as of MixOrder.
+  StatusOr<Plan> BegunAt(uint64_t epoch, uint64_t row,
+                         const std::vector<PartPlace>& places,
+                         const std::vector<uint32_t>& weights,
+                         const OrderBudget& budget) const;
+  // The first position whose row is known.
+  uint64_t first_known() const {
+    return begun_ == nullptr ? 0
+                             : begun_->epochs[0].first * rows_per_epoch_ +
+                                   begun_->epochs[0].runs[0].row;
+  }
+
+  // What of a part of a mix comes before a position.
+  struct PartRows {
+    uint64_t rows = 0;  // since the first that is known
+    PartPlace place;
+    double share = 0;  // of the rows, that its weight gives it there
+  };
+  // position: first_known() or after it. O(parts * log(period)), times the
+  // changes of weights.
+  std::vector<PartRows> PartsAt(uint64_t position) const;
 
   // For a stream: the same plan once the number of records is known. nullopt:
   // no record follows its start.
@@ -223,13 +252,17 @@ class Plan {
       std::vector<Run> runs;
     };
     std::vector<Change> orders;
-    std::vector<Epochs> epochs;
+    std::vector<Epochs> epochs;  // before the first nothing is known
 
     const Order& OrderAt(uint64_t pass, uint64_t place) const;
+    // The pass of a row, and its place there.
+    std::pair<uint64_t, uint64_t> Find(uint64_t epoch, uint64_t row) const;
     const Epochs& EpochsOf(uint64_t epoch) const;
   };
 
   Plan() = default;
+  // course_, or what stands for it.
+  Course CourseNow() const;
   Row RowAt(const Order& order, uint64_t place, uint64_t pass,
             Shuffles* shuffles) const;
   void RowsOfCourse(uint64_t epoch, uint64_t first_row, uint64_t count,
@@ -259,6 +292,7 @@ class Plan {
   std::shared_ptr<const Order> order_;
   std::shared_ptr<const Steps> steps_;
   std::shared_ptr<const Course> course_;  // nullptr: order_ in all passes
+  std::shared_ptr<const Course> begun_;   // as BegunAt made it
 };
 
 }  // namespace penstock

@@ -71,11 +71,11 @@ class JobInJournal : public JobRecord {
 };
 
 std::string WarningOf(const DatasetSpec& spec, const Dataset& dataset,
-                      const Plan& plan) {
+                      const Job::Layout& layout) {
   const bool together = spec.shuffle && !spec.shuffle->window_files;
   std::string all;
   for (const std::string& text :
-       {dataset.warning(), plan.warning(),
+       {dataset.warning(), layout.plan.warning(), layout.news,
         together ? dataset.source->shuffle_warning() : ""}) {
     if (!text.empty()) all += (all.empty() ? "" : "; ") + text;
   }
@@ -526,7 +526,7 @@ void JobTable::Opened(Entry* entry, StatusOr<std::shared_ptr<Job>> opened) {
   }
   const std::shared_ptr<Job> job = *std::move(opened);
   std::string warning =
-      WarningOf(job->options().spec, job->dataset(), job->plan());
+      WarningOf(job->options().spec, job->dataset(), job->layout());
   if (const std::string classes = ClassWarning(*job); !classes.empty()) {
     warning += (warning.empty() ? "" : "; ") + classes;
   }
@@ -603,8 +603,7 @@ uint64_t JobTable::Inspect(uint32_t uid, JobOptions options,
           dataset->DescribeRows(&json);
           json["class_names"] = dataset->source->class_names();
           json["left_out"] = dataset->source->left_out();
-          json["source_warning"] =
-              WarningOf(options.spec, *dataset, layout.plan);
+          json["source_warning"] = WarningOf(options.spec, *dataset, layout);
           json["fingerprint"] = dataset->fingerprint();
           const std::string fingerprint = dataset->source->fingerprint();
           json["source_fingerprint"] = fingerprint;

@@ -69,12 +69,13 @@ constexpr AnswerField kDatasetsAnswer[] = {
     {"datasets", kList, "`name`, `uid` and kind of `source` of each"}};
 
 constexpr AnswerField kJobsAnswer[] = {
-    {"jobs", kList, "as in `status`, without their ranks and producers"}};
+    {"jobs", kList,
+     "as in `status`, without their ranks, parts and producers"}};
 
 constexpr AnswerField kStatusAnswer[] = {
     {"broker", kObject, "the broker"},
     {"late_reads", kList, "reads in flight for more than a second"},
-    {"jobs", kList, "the jobs, with their ranks and producers"},
+    {"jobs", kList, "the jobs, with their ranks, parts and producers"},
 };
 
 constexpr RequestField kWorkers[] = {{"workers", Number(0, kWorkersMax),

@@ -303,7 +303,7 @@ struct LmdbSource {
 // make them: windows of documents.
 struct MegatronSource {
   enum class Use { kTrain, kValid, kTest };
-  enum class Order { kMegatron, kPenstock };
+  enum class Order { kMegatron, kPenstock, kCyclic, kCyclicUnsharded };
   enum class LastPartial { kDrop, kPad };
   enum class Feature { kTokens, kLabels, kLossMask, kPositionIds, kDatasetId };
   struct Part {

@@ -377,9 +377,9 @@ class MegatronOpening {
       PENSTOCK_ASSIGN_OR_RETURN(MegatronIndex opened,
                                 MegatronIndex::Open(prefixes_[i], progress_));
       indices_[i] = std::make_unique<MegatronIndex>(std::move(opened));
-      return spec_.order == MegatronOrder::kMegatron
-                 ? indices_[i]->Keep(progress_)
-                 : OkStatus();
+      return spec_.order == MegatronOrder::kPenstock
+                 ? OkStatus()
+                 : indices_[i]->Keep(progress_);
     });
   }
 
@@ -590,7 +590,7 @@ Status CheckMegatron(const YamlValue& value, MegatronSource* megatron) {
     }
   }
   if (megatron->last_partial == MegatronSource::LastPartial::kPad &&
-      megatron->order == MegatronOrder::kMegatron &&
+      megatron->order != MegatronOrder::kPenstock &&
       megatron->use != MegatronSource::Use::kValid) {
     return value.Required("gpt_config")
         .Required("last_partial")
@@ -716,9 +716,12 @@ const Declaration<MegatronSource>& MegatronSource::Declared() {
                     "which share")
           .Optional("order", &MegatronSource::order,
                     Words<Order>({{"megatron", Order::kMegatron},
+                                  {"cyclic", Order::kCyclic},
+                                  {"cyclic_unsharded", Order::kCyclicUnsharded},
                                   {"penstock", Order::kPenstock}}),
-                    "row n is Megatron's sample n; or windows as they lie in "
-                    "the file, of one pass, for `shuffle`: nothing is built")
+                    "row n is Megatron's sample n; its sampler `cyclic` (with "
+                    "--no-data-sharding); or windows as they lie in the file, "
+                    "of one pass, for `shuffle`: nothing is built")
           .Optional("seed", &MegatronSource::seed,
                     Maybe(WholeNumber<uint64_t>(0, UINT32_MAX)),
                     "Megatron's; by default 1234")

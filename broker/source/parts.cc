@@ -30,6 +30,22 @@ using Combine = std::function<StatusOr<std::unique_ptr<Order>>(
 
 // ---- the source ------------------------------------------------------------
 
+std::string PartKey(const PartSpec& spec, const OpenedPart& part) {
+  SourceSpec source = spec.source;
+  // The file of an object has another name in each job.
+  if (auto* const python = std::get_if<PythonDatasetSource>(&source)) {
+    python->object.reset();
+  }
+  FileDigests digests;
+  part.source->AddDigests(&digests);
+  part.selection.AddDigests(&digests);
+  const std::string data = part.source->fingerprint();
+  Fingerprint key("part");
+  key.Add(SelectionDigest(source, data, spec.select, digests));
+  key.Add(data);
+  return key.Hex().substr(0, 16);
+}
+
 class PartsMaker final : public Source::Maker {
  public:
   PartsMaker(const Concatenation& places,
@@ -62,13 +78,13 @@ class PartsMaker final : public Source::Maker {
 
 class Parts final : public SourceOfParts {
  public:
-  Parts(std::string kind, std::vector<OpenedPart> parts, Concatenation places,
-        std::vector<std::vector<SelectSpec>> selects, Status alike,
+  Parts(std::string kind, std::vector<PartSpec> specs,
+        std::vector<OpenedPart> parts, Concatenation places, Status alike,
         Combine combine)
       : SourceOfParts(std::move(parts)),
         kind_(std::move(kind)),
+        specs_(std::move(specs)),
         places_(std::move(places)),
-        selects_(std::move(selects)),
         alike_(std::move(alike)),
         combine_(std::move(combine)) {
     ReadRequest request;
@@ -89,6 +105,9 @@ class Parts final : public SourceOfParts {
   const RawSpec& RawSpecOfPart(size_t part) const override {
     return opened()[part].source->raw_spec();
   }
+  std::string KeyOfPart(size_t part) const override {
+    return PartKey(specs_[part], opened()[part]);
+  }
   Status CheckAlike() const override { return alike_; }
   StatusOr<std::unique_ptr<Order>> OrderOf(
       uint64_t first, const OrderBudget& budget) const override {
@@ -104,7 +123,7 @@ class Parts final : public SourceOfParts {
         return AtPath(Format("{}.parts[{}].source", kind_, i), order.status());
       }
       order = Select(
-          selects_[i], *std::move(order),
+          specs_[i].select, *std::move(order),
           opened()[i].selection.Context(*opened()[i].source, first, budget));
       if (!order.ok()) {
         return AtPath(Format("{}.parts[{}]", kind_, i), order.status());
@@ -256,9 +275,9 @@ class Parts final : public SourceOfParts {
   }
 
   const std::string kind_;
+  const std::vector<PartSpec> specs_;
   const Concatenation places_;
-  const std::vector<std::vector<SelectSpec>> selects_;  // of each part
-  const Status alike_;                                  // as CheckAlike
+  const Status alike_;  // as CheckAlike
   const Combine combine_;
   bool any_is_read_ = false;
 };
@@ -300,7 +319,6 @@ OpenedSource OpenParts(const std::string& kind,
                        Combine combine) {
   std::vector<OpenedPart> parts;
   Concatenation places;
-  std::vector<std::vector<SelectSpec>> selects;
   Status alike;
   for (size_t i = 0; i < specs.size(); ++i) {
     const std::string path = Format("{}.parts[{}]", kind, i);
@@ -318,7 +336,6 @@ OpenedSource OpenParts(const std::string& kind,
     if (!selection.ok()) return AtPath(path, selection.status());
     PENSTOCK_RETURN_IF_ERROR(places.Append((*part)->record_count()));
     parts.push_back({*std::move(part), *std::move(selection), nullptr, ""});
-    selects.push_back(specs[i].select);
   }
   if (parts.size() > kMadePartsMax && parts[0].source->wait_ns() > 0) {
     return InvalidArgumentError(
@@ -326,9 +343,9 @@ OpenedSource OpenParts(const std::string& kind,
         "own; at most {} may be: concatenate datasets in Python",
         kind, parts.size(), kMadePartsMax);
   }
-  return std::unique_ptr<Source>(std::make_unique<Parts>(
-      kind, std::move(parts), std::move(places), std::move(selects),
-      std::move(alike), std::move(combine)));
+  return std::unique_ptr<Source>(
+      std::make_unique<Parts>(kind, specs, std::move(parts), std::move(places),
+                              std::move(alike), std::move(combine)));
 }
 
 // ---- declarations ----------------------------------------------------------

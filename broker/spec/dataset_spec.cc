@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <limits>
 #include <nlohmann/json.hpp>
+#include <tuple>
 
 #include "broker/declare/declaration.h"
 #include "broker/declare/spec_path.h"
@@ -259,6 +260,46 @@ Status CheckPack(const YamlValue& root, const DatasetSpec& spec) {
   return OkStatus();
 }
 
+bool IsCyclicSource(const SourceSpec& source) {
+  using Order = MegatronSource::Order;
+  const auto* const megatron = std::get_if<MegatronSource>(&source);
+  return megatron != nullptr && (megatron->order == Order::kCyclic ||
+                                 megatron->order == Order::kCyclicUnsharded);
+}
+
+// Megatron's sampler decides the order, as the micro batch and the ranks say.
+Status CheckCyclic(const YamlValue& root, const DatasetSpec& spec) {
+  if (!AnySource(spec.source, IsCyclicSource)) return OkStatus();
+  constexpr const char* kAlone =
+      "Megatron's sampler `cyclic` has an order of its own: ";
+  if (!IsCyclicSource(spec.source)) {
+    return root.Required("source").Error(
+        Format("{}a dataset that is no part of another", kAlone));
+  }
+  const std::tuple<const char*, bool, const char*> others[] = {
+      {"shuffle", spec.shuffle.has_value(), "leave `shuffle` out"},
+      {"select", !spec.select.empty(), "leave `select` out"},
+      {"steps_per_epoch", spec.steps_per_epoch.has_value(),
+       "its epochs are passes: leave `steps_per_epoch` out"},
+      {"shard",
+       spec.shard == ShardPolicy::kFile || spec.shard == ShardPolicy::kOff,
+       "use `shard: data`, or leave it out"}};
+  for (const auto& [key, present, remedy] : others) {
+    if (present) {
+      return root.Required(key).Error(Format("{}{}", kAlone, remedy));
+    }
+  }
+  const YamlValue order =
+      root.Required("source").Required("megatron").Required("order");
+  if (!spec.batch.per_rank || spec.batch.tokens || spec.batch.buckets ||
+      spec.batch.pack) {
+    return order.Error(
+        "goes by Megatron's micro batch: give `batch: {per_rank: "
+        "micro_batch_size}`");
+  }
+  return OkStatus();
+}
+
 Status Finish(const YamlValue& root, DatasetSpec* spec) {
   if (spec->shuffle && !root.Optional("seed").present()) {
     spec->seed = spec->shuffle->seed;
@@ -272,6 +313,7 @@ Status Finish(const YamlValue& root, DatasetSpec* spec) {
   PENSTOCK_RETURN_IF_ERROR(CheckParts(root, *spec));
   PENSTOCK_RETURN_IF_ERROR(CheckBuckets(root, *spec));
   PENSTOCK_RETURN_IF_ERROR(CheckPack(root, *spec));
+  PENSTOCK_RETURN_IF_ERROR(CheckCyclic(root, *spec));
   PENSTOCK_RETURN_IF_ERROR(CheckCache(root, *spec));
   return CheckStream(root, *spec);
 }
@@ -417,6 +459,8 @@ const Declaration<DatasetSpec>& DatasetSpec::Declared() {
           .Check(Finish);
   return declared;
 }
+
+bool IsCyclic(const DatasetSpec& spec) { return IsCyclicSource(spec.source); }
 
 size_t MapsOf(const DatasetSpec& spec) {
   return std::max<size_t>(spec.map_by_part.size(), 1);

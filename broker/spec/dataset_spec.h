@@ -75,6 +75,9 @@ StatusOr<DatasetSpec> ParseDatasetSpec(std::string_view text,
                                        const std::string& file,
                                        const std::string& base_dir);
 
+// Megatron's sampler `cyclic` decides the order of its samples.
+bool IsCyclic(const DatasetSpec& spec);
+
 // How many lists of steps it has: one, or one for each part.
 size_t MapsOf(const DatasetSpec& spec);
 // The steps of the rows of a part (< MapsOf): its own, then those of `map`.

@@ -65,6 +65,10 @@ std::string Cell(const Json& object, const AnswerField& field) {
       return count ? FormatBytes(*count) : "-";
     case FieldType::kSeconds:
       return number ? FormatSeconds(*number) : "-";
+    case FieldType::kFraction:
+      return number ? Format("{:.1f} %", 100 * *number) : "-";
+    case FieldType::kNumber:
+      return number ? Format("{:.2f}", *number) : "-";
     default:
       return "-";
   }
@@ -211,6 +215,7 @@ void PrintStatus(const Json& answer) {
         return CountField(job, "replicas").value_or(1) > 1;
       });
   StatusTable ranks("rank", "", of_job, any_replicas ? "" : "replica");
+  StatusTable parts("part", "", of_job);
   StatusTable producers("producer", "", of_job);
   for (const Json& job : jobs) {
     // Where the broker's time goes, and each rank's.
@@ -218,11 +223,13 @@ void PrintStatus(const Json& answer) {
     reading.Add(job, job);
     if (job.contains("cache")) caches.Add(job, job);
     for (const Json& rank : ArrayField(job, "ranks")) ranks.Add(job, rank);
+    for (const Json& each : ArrayField(job, "parts")) parts.Add(job, each);
     for (const Json& each : ArrayField(job, "producers")) {
       producers.Add(job, each);
     }
   }
-  for (const StatusTable* table : {&reading, &caches, &ranks, &producers}) {
+  for (const StatusTable* table :
+       {&reading, &caches, &parts, &ranks, &producers}) {
     if (!table->empty()) Print(stdout, "\n{}", table->ToString());
   }
   for (const Json& read : ArrayField(answer, "late_reads")) {

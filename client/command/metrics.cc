@@ -75,6 +75,12 @@ constexpr Metric kMetrics[] = {
     {"penstock_job_rows_kept", "job", "rows_kept"},
     {"penstock_job_retained_rows", "job", "retained_rows"},
 
+    {"penstock_part_weight", "part", "weight"},
+    {"penstock_part_share", "part", "share"},
+    {"penstock_part_rows_total", "part", "rows"},
+    {"penstock_part_epochs_total", "part", "epochs"},
+    {"penstock_part_tokens_total", "part", "tokens"},
+
     {"penstock_rank_batches_ready", "rank", "ready"},
     {"penstock_rank_batches_held", "rank", "held"},
     {"penstock_rank_batches_taken_total", "rank", "taken"},
@@ -179,6 +185,11 @@ class Answer {
       of_rank = With(of_rank, NumberLabel("replica", rank, "replica"));
       if (Add("rank", rank, std::move(of_rank))) ++ranks_;
     }
+    for (const Json& each : ArrayField(job, "parts")) {
+      Add("part", each,
+          With(With(labels, NumberLabel("part", each, "part")),
+               Label("source", TextField(each, "source"))));
+    }
     for (const Json& each : ArrayField(job, "producers")) {
       Add("producer", each,
           With(labels, NumberLabel("producer", each, "producer")));
@@ -257,7 +268,8 @@ std::string HelpOf(const Metric& metric) {
   if (object.empty() || object == "broker" || metric.kind == kCount) {
     return Format("penstockd: {}", text);
   }
-  const bool own = object == "rank" || object == "producer" || object == "node";
+  const bool own = object == "rank" || object == "part" ||
+                   object == "producer" || object == "node";
   return Format("{}: {}", own ? object : "job", text);
 }
 

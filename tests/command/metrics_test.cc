@@ -43,6 +43,7 @@ Json Made(std::string_view object) {
         break;
       case FieldType::kSeconds:
       case FieldType::kFraction:
+      case FieldType::kNumber:
         made[key] = 0.25;
         break;
       case FieldType::kFlag:
@@ -72,6 +73,7 @@ Json MadeStatus() {
   job["rows_failed"] = Made("rows failed");
   job["bottleneck"] = Made("bottleneck");
   job["ranks"] = Json::array({Made("rank")});
+  job["parts"] = Json::array({Made("part")});
   job["producers"] = Json::array({Made("producer")});
   status["jobs"] = Json::array({job});
   return status;

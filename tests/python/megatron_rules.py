@@ -99,6 +99,16 @@ class Gpt:
         return begins.astype(np.int32)
 
 
+def randperm(size, seed):
+    """torch.randperm of a CPU generator with this seed."""
+    draws = np.random.RandomState(seed).randint(0, 2**32, size, np.uint32).tolist()
+    numbers = list(range(size))
+    for i in range(size - 1):
+        at = i + draws[i] % (size - i)
+        numbers[i], numbers[at] = numbers[at], numbers[i]
+    return numbers
+
+
 def features(text, length, pad=-1, eod=None, mask_eod=False, reset=False):
     """What GPTDataset makes of a sample's text."""
     text = np.concatenate([text, np.full(length + 1 - len(text), pad)])

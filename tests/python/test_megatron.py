@@ -265,6 +265,88 @@ def test_consumed_samples_is_the_row_of_a_state(attach_all, tmp_path):
     assert steps == (gpt.size - 120) // 8
 
 
+def sampler(total, consumed, micro, rank, ranks, sharding):
+    """One pass of MegatronPretrainingRandomSampler."""
+    batch = micro * ranks
+    active = total - total % batch
+    epoch, done = divmod(consumed, active)
+    if sharding:
+        bucket = total // batch * micro
+        order = rules.randperm(bucket, epoch)
+        mine = [rank * bucket + x for x in order[done // ranks:]]
+    else:
+        order = rules.randperm(total // micro * micro, epoch)
+        mine = order[done:][rank::ranks]
+    return [mine[i:i + micro] for i in range(0, len(mine) - micro + 1, micro)]
+
+
+def test_permutations_are_those_of_torch():
+    torch = pytest.importorskip("torch")
+    for size, seed in ((1, 0), (10, 1), (1000, 5), (100_003, 77)):
+        generator = torch.Generator()
+        generator.manual_seed(seed)
+        assert rules.randperm(size, seed) == torch.randperm(
+            size, generator=generator).tolist()
+
+
+@pytest.mark.parametrize("order", ["cyclic", "cyclic_unsharded"])
+@pytest.mark.parametrize("micro, ranks", [(4, 2), (3, 3), (1, 1), (2, 1)])
+def test_the_sampler_cyclic(attach_all, tmp_path, order, micro, ranks):
+    """As --dataloader-type cyclic, without --no-data-sharding and with it."""
+    documents = documents_of(12, count=120)
+    rules.write_dataset(tmp_path / "a", documents)
+    gpt = rules.Gpt(documents, 32, samples=100)
+    batch = micro * ranks
+    active = gpt.size - gpt.size % batch
+    dataset = penstock.Dataset.megatron(tmp_path / "a", 32, samples=100, order=order).batch(
+        per_rank=micro).repeat(3)
+    readers = attach_all(dataset, ranks, "cyclic")
+    state = readers[0].state_dict()
+
+    def check_from(readers, consumed, steps, ranks_of_order=ranks):
+        for step, batches in zip(range(steps), zip(*readers)):
+            row = (consumed + step * batch) % active
+            epoch_begin = consumed + step * batch - row
+            # As the sampler that begins here, and as the one of the epoch.
+            for rank, got in enumerate(batches):
+                wanted = sampler(gpt.size, epoch_begin + row, micro, rank, ranks,
+                                 order == "cyclic")[0]
+                again = sampler(gpt.size, epoch_begin, micro, rank, ranks,
+                                order == "cyclic")[row // batch]
+                assert wanted == again
+                check(got, [gpt.text(i) for i in wanted], 32)
+
+    steps = active // batch
+    assert readers[0].steps_per_epoch == steps
+    check_from(readers, 0, 2 * steps + 3)
+    # consumed_samples is the row of a state.
+    for consumed in (2 * batch, active + 3 * batch):
+        epoch, row = divmod(consumed, active)
+        check_from(attach_all(dataset, ranks, f"resumed-{consumed}",
+                              state={**state, "epoch": epoch, "row": row}),
+                   consumed, 2)
+
+
+def test_cyclic_goes_on_with_other_ranks(attach_all, tmp_path):
+    """The sequence of the ranks that the job began with, unlike Megatron's."""
+    rules.write_dataset(tmp_path / "a", documents_of(12, count=120))
+    dataset = penstock.Dataset.megatron(tmp_path / "a", 32, order="cyclic").batch(
+        per_rank=4).repeat(2)
+
+    def rows(readers, steps):
+        return np.concatenate([np.array(batch["tokens"]) for _, batches in
+                               zip(range(steps), zip(*readers)) for batch in batches])
+
+    readers = attach_all(dataset, 2, "two")
+    rows(readers, 3)
+    state = readers[0].state_dict()
+    assert state["shards"] == {"count": 2, "batch": 8}
+    wanted = rows(readers, 6)
+    for ranks in (1, 3):
+        got = rows(attach_all(dataset, ranks, f"with-{ranks}", state=state), 12 // ranks)
+        np.testing.assert_array_equal(got, wanted)
+
+
 def test_a_spec_files_prefixes_are_found_from_its_folder(tmp_path):
     (tmp_path / "train.yaml").write_text(
         "source: {megatron: {blend: [[0.7, a], [0.3, /b]], sequence_length: 8, "
@@ -287,6 +369,7 @@ def test_a_spec_files_prefixes_are_found_from_its_folder(tmp_path):
      "gpt_config.last_partial: Megatron pads only that of `use: valid`"),
     ("a", dict(features=["tokens", "tokens"]), "features: a feature comes twice"),
     ("a", dict(seed=2**32), "seed: wanted a whole number from 0 to 4294967295"),
+    ("a", dict(order="cyclic"), "order: goes by Megatron's micro batch: give"),
 ])
 def test_a_spec_that_cannot_be_is_an_error_of_its_key(attach, prefix, options, message):
     with pytest.raises(penstock.InvalidArgument, match=message):

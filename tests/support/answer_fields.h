@@ -23,6 +23,7 @@ inline bool IsOf(FieldType type, const nlohmann::json& value) {
     case FieldType::kId:
       return value.is_number_integer();
     case FieldType::kSeconds:
+    case FieldType::kNumber:
       return value.is_number() && value.get<double>() >= 0;
     case FieldType::kFraction:
       return value.is_number() && value.get<double>() >= 0 &&

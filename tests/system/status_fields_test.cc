@@ -47,6 +47,9 @@ class StatusFieldsTest : public DeliveryTest {
       for (const json& rank : job.value("ranks", json::array())) {
         Check("rank", rank);
       }
+      for (const json& part : job.value("parts", json::array())) {
+        Check("part", part);
+      }
       for (const json& each : job.value("producers", json::array())) {
         Check("producer", each);
       }
@@ -97,6 +100,7 @@ TEST_F(StatusFieldsTest, AnswerHasTheDeclaredFieldsAndNoOthers) {
                                       "bottleneck.batch_s",
                                       "bottleneck.replica",  // test_groups.py
                                       "rank.replica",
+                                      "part.tokens",  // test_mix_parts.py
                                       "rank.batch_s",
                                       "job.consumer",
                                       "job.processes",  // tuning_test

@@ -2,8 +2,10 @@
 // what they were, to the bit; from the change on each part has its share of any
 // number of rows, less than one row more or less; parts go on where they were;
 // epochs keep their rows; no row has the random numbers of another; and the
-// same changes give the same rows however they came about. Method: against the
-// same schedule in the spec, and against a plain count of rows.
+// same changes give the same rows however they came about. What a plan says of
+// its parts at a position is what came before it. A mix that goes on with other
+// parts takes each up where it was. Method: against the same schedule in the
+// spec, a plain count of rows, and each part's order alone.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -11,6 +13,7 @@
 #include <cmath>
 #include <map>
 #include <nlohmann/json.hpp>
+#include <numeric>
 #include <optional>
 #include <random>
 #include <set>
@@ -218,6 +221,192 @@ TEST(WeightsTest, ASubstituteGoesByTheWeightsOfItsRow) {
   }
 }
 
+// What a plan says of its parts, counted. ends: of the records of each.
+void CheckParts(const Plan& plan, const std::vector<uint64_t>& ends) {
+  const std::vector<Plan::Row> rows = RowsOf(plan);
+  std::vector<uint64_t> count(ends.size());
+  for (uint64_t i = 0; i <= rows.size(); ++i) {
+    const auto parts = plan.PartsAt(i);
+    ASSERT_EQ(parts.size(), ends.size());
+    double shares = 0;
+    for (size_t part = 0; part < parts.size(); ++part) {
+      ASSERT_EQ(parts[part].rows, count[part]) << part << " at " << i;
+      shares += parts[part].share;
+      // The next row of it.
+      const auto next =
+          std::find_if(rows.begin() + static_cast<ptrdiff_t>(i), rows.end(),
+                       [&](const Plan::Row& row) {
+                         return row.record < ends[part] &&
+                                (part == 0 || row.record >= ends[part - 1]);
+                       });
+      if (next == rows.end() || next->pass_of_order != rows[i].pass_of_order) {
+        continue;
+      }
+      const uint64_t size = ends[part] - (part == 0 ? 0 : ends[part - 1]);
+      ASSERT_EQ(parts[part].place.pass + parts[part].place.rows / size,
+                next->pass);
+    }
+    ASSERT_NEAR(shares, 1, 1e-9);
+    if (i == rows.size()) break;
+    ++count[static_cast<size_t>(
+        std::upper_bound(ends.begin(), ends.end(), rows[i].record) -
+        ends.begin())];
+  }
+}
+
+TEST(WeightsTest, PartsAreCountedAtAnyPosition) {
+  const std::vector<uint64_t> ends = {300, 800, 1200};
+  for (const WhenOut when_out :
+       {WhenOut::kStop, WhenOut::kDrop, WhenOut::kRepeat}) {
+    for (const uint64_t block : {1u, 4u}) {
+      for (const std::optional<uint64_t> steps :
+           {std::optional<uint64_t>(), std::optional<uint64_t>(90)}) {
+        Plan plan = PlanOf(
+            MixOf({{0, {1, 1, 2}}, {40, {2, 1, 1}}}, when_out, block), steps);
+        CheckParts(plan, ends);
+        plan = Changed(
+            std::move(plan),
+            {{0, 100, {3, 1, 1}}, {1, 0, {1, 1, 5}}, {1, 404, {1, 1, 1}}});
+        CheckParts(plan, ends);
+      }
+    }
+  }
+}
+
+TEST(WeightsTest, AMixGoesOnWithOtherPartsEachWhereItWas) {
+  const ShuffleSpec shuffle{.seed = 7};
+  std::mt19937_64 random(3);
+  for (int round = 0; round < 60; ++round) {
+    const auto when_out = static_cast<WhenOut>(round % 3);
+    const uint64_t block = round % 2 == 0 ? 1 : 4;
+    // Sizes of all parts that there ever are; the number of each is that of its
+    // shuffle, and says which records it has.
+    const std::vector<uint64_t> sizes = {96, 60, 200, 44, 120};
+    std::vector<PartPlace> places(sizes.size());
+    for (uint32_t i = 0; i < places.size(); ++i) places[i].shuffle = i;
+    std::vector<std::vector<std::pair<uint64_t, uint64_t>>> got(sizes.size());
+    uint64_t epoch = 0;
+    uint64_t row = 0;
+    for (int resume = 0; resume < 6; ++resume) {
+      std::vector<size_t> used(sizes.size());
+      std::iota(used.begin(), used.end(), size_t{0});
+      std::shuffle(used.begin(), used.end(), random);
+      used.resize(1 + random() % sizes.size());
+      std::vector<std::unique_ptr<Order>> orders;
+      std::vector<uint32_t> weights;
+      std::vector<PartPlace> begin;
+      for (const size_t part : used) {
+        orders.push_back(AllRecords(sizes[part], 1000 * part));
+        weights.push_back(static_cast<uint32_t>(1 + random() % 4));
+        begin.push_back(places[part]);
+      }
+      PlanSpec spec;
+      spec.batch.size = 4;
+      spec.epochs = std::nullopt;
+      if (round % 4 != 0) spec.shuffle = shuffle;
+      auto mix =
+          Mix(std::move(orders), {{0, std::vector<uint32_t>(used.size(), 1)}},
+              when_out, {}, block);
+      ASSERT_TRUE(mix.ok());
+      auto plan = Plan::Make(spec, *std::move(mix), 1, 640);
+      ASSERT_TRUE(plan.ok());
+      plan = plan->BegunAt(epoch, row, begin, weights, {});
+      ASSERT_TRUE(plan.ok()) << plan.status().message();
+      ASSERT_EQ(plan->rows_per_epoch(), 640u);
+      const uint64_t first = epoch * 640 + row;
+      ASSERT_EQ(plan->first_known(), first);
+      if (resume % 2 == 1) {  // also by hand
+        for (uint32_t& weight : weights) {
+          weight = static_cast<uint32_t>(1 + random() % 4);
+        }
+        const uint64_t at = first + random() % 300 / 4 * 4;
+        plan = plan->WithWeights({at / 640, at % 640, weights}, {});
+        ASSERT_TRUE(plan.ok()) << plan.status().message();
+      }
+      const uint64_t count = (4 + random() % 900) / 4 * 4;
+      for (uint64_t i = 0; i < count; ++i) {
+        Plan::Row one;
+        plan->Rows((first + i) / 640, (first + i) % 640, 1, &one);
+        const size_t part = one.record / 1000;
+        got[part].push_back({one.pass, one.record % 1000});
+      }
+      const auto parts = plan->PartsAt(first + count);
+      for (size_t i = 0; i < used.size(); ++i) {
+        places[used[i]] = parts[i].place;
+        ASSERT_EQ(parts[i].place.shuffle, used[i]);
+        if (when_out != WhenOut::kRepeat) {
+          ASSERT_LE(parts[i].place.rows, sizes[used[i]]);
+        }
+        // As where it comes back later.
+        if (random() % 2 == 0) {
+          places[used[i]].pass += parts[i].place.rows / sizes[used[i]];
+          places[used[i]].rows %= sizes[used[i]];
+        }
+      }
+      epoch = (first + count) / 640;
+      row = (first + count) % 640;
+    }
+    for (size_t part = 0; part < sizes.size(); ++part) {
+      uint64_t pass = 0;
+      uint64_t index = 0;
+      for (const auto& [in_pass, record] : got[part]) {
+        if (in_pass != pass) {
+          // `stop` leaves a pass where another part is out, an epoch where it
+          // ends.
+          ASSERT_GT(in_pass, pass);
+          pass = in_pass;
+          index = 0;
+        }
+        ASSERT_LT(index, sizes[part]);
+        uint64_t wanted = index;
+        if (round % 4 != 0) {
+          wanted = Permutation(sizes[part],
+                               shuffle.SeedOf(1 + static_cast<uint32_t>(part)),
+                               pass)(index);
+        }
+        ASSERT_EQ(record, wanted) << part << " at " << index << " of " << pass;
+        ++index;
+      }
+    }
+  }
+}
+
+TEST(WeightsTest, APassOfWhichNothingIsLeftIsOver) {
+  // The first part is out, and the new weights want it first.
+  for (const WhenOut when_out : {WhenOut::kStop, WhenOut::kDrop}) {
+    std::vector<std::unique_ptr<Order>> orders;
+    orders.push_back(AllRecords(10));
+    orders.push_back(AllRecords(20, 100));
+    auto mix = Mix(std::move(orders), {{0, {1, 1}}}, when_out, {});
+    PlanSpec spec;
+    spec.epochs = std::nullopt;
+    auto plan = Plan::Make(spec, *std::move(mix), 1, 30);
+    const std::vector<PartPlace> places = {
+        {0, 4, 10}, {1, 2, when_out == WhenOut::kStop ? 15u : 20u}};
+    const auto begun = plan->BegunAt(3, 9, places, {5, 1}, {});
+    ASSERT_TRUE(begun.ok()) << begun.status().message();
+    Plan::Row row;
+    begun->Rows(3, 9, 1, &row);
+    EXPECT_EQ(row.record, 0u);
+    EXPECT_EQ(row.pass, 5u);
+    const auto changed = begun->WithWeights({3, 9, {1, 5}}, {});
+    ASSERT_TRUE(changed.ok()) << changed.status().message();
+    changed->Rows(3, 9, 1, &row);
+    EXPECT_EQ(row.record, 100u);
+    EXPECT_EQ(row.pass, 3u);
+    EXPECT_THAT(begun->WithWeights({3, 8, {1, 5}}, {}).status().message(),
+                HasSubstr("row 8 of epoch 3 is before the mix began"));
+    EXPECT_THAT(plan->BegunAt(0, 0, {{0, 0, 11}, {1, 0, 0}}, {1, 1}, {})
+                    .status()
+                    .message(),
+                HasSubstr("parts[0]: has 10 rows, and 11 were taken"));
+    EXPECT_THAT(plan->BegunAt(0, 0, {{1, 0, 0}, {1, 0, 0}}, {1, 1}, {})
+                    .status()
+                    .message(),
+                HasSubstr("two parts have the number of one shuffle"));
+  }
+}
+
 TEST(WeightsTest, WhatCannotBeIsRefused) {
   const Plan plan = PlanOf(MixOf({{0, {1, 1, 2}}}, WhenOut::kRepeat), 50);
   EXPECT_THAT(plan.WithWeights({0, 8, {1, 1}}, {}).status().message(),
@@ -230,6 +419,47 @@ TEST(WeightsTest, WhatCannotBeIsRefused) {
                   .status()
                   .message(),
               HasSubstr("no mix"));
+}
+
+TEST(WeightsTest, AStateHasItsParts) {
+  JobState state;
+  state.dataset = "d";
+  state.epoch = 2;
+  state.mix = JobState::Mix{
+      .begin = {1, 0.5},
+      .spec = {1, 4},
+      .rule = "12",
+      .parts = {{"ab", "tokens a", 900, 0, 1, 2, 902}, {"cd", "range 7", 7, 1}},
+      .shuffles = 3,
+      .from = JobState::MixFrom{1, 8},
+      .gone = {{"ef", "", 12, 2, 0, 3, 3}}};
+  const auto again = ParseJobState(JobStateToJson(state).dump());
+  ASSERT_TRUE(again.ok()) << again.status().message();
+  EXPECT_EQ(*again, state);
+  const std::pair<const char*, const char*> wrongs[] = {
+      {"parts", "{}"},
+      {"parts", "[1, 2]"},
+      {"parts",
+       R"([{"part": "ab", "name": "", "records": 900, "shuffle": 0}])"},
+      {"parts", R"([{"part": 1, "name": "", "records": 9, "shuffle": 0}, {}])"},
+      {"gone", R"([{"part": "ab", "name": "", "records": 0, "shuffle": 0}])"},
+      {"gone",
+       R"([{"part": "ab", "name": "", "records": 9, "shuffle": 65536}])"},
+      {"gone",
+       R"([{"part": "ab", "name": "", "records": 9, "shuffle": 1, "pass": -1}])"},
+      {"gone",
+       R"([{"part": "a", "name": "", "records": 18014398509481984, "shuffle": 1}])"},
+      {"from", "[1]"},
+      {"from", "[2, 1]"},
+      {"shuffles", "65537"},
+      {"rule", "7"}};
+  for (const auto& [key, wrong] : wrongs) {
+    nlohmann::json json = JobStateToJson(state);
+    json["mix"][key] = nlohmann::json::parse(wrong);
+    const auto refused = ParseJobState(json.dump());
+    EXPECT_EQ(refused.status().code(), StatusCode::kInvalidArgument) << wrong;
+    EXPECT_THAT(refused.status().message(), HasSubstr("state: ")) << wrong;
+  }
 }
 
 TEST(WeightsTest, AStateHasThem) {

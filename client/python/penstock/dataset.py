@@ -255,8 +255,9 @@ class Dataset:
         "test". ``seed``: Megatron's, 1234 if None. ``cache``: its path_to_cache, to
         take its indices from there. ``gpt_config``: ``penstock.gpt_config(...)``.
 
-        ``order`` "penstock": windows of the documents as they lie in the file, one
-        pass, for ``.shuffle``; nothing is built."""
+        ``order`` "cyclic": its ``--dataloader-type cyclic``; "cyclic_unsharded": with
+        ``--no-data-sharding``. "penstock": windows of the documents as they lie in the
+        file, one pass, for ``.shuffle``; nothing is built."""
         def part(one: Any) -> Any:
             return ([float(one[0]), absolute(one[1])] if isinstance(one, (list, tuple))
                     else absolute(one))
