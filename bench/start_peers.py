@@ -13,8 +13,9 @@ and what CPU time and memory does that take?
 
 Method: peers.py's consumers import their libraries and wait; the time runs from the
 signal to the first batch of the last of them. CPU seconds and memory (proportional set
-sizes, less what was there at the signal) are of all processes; `without files` is what
-is not mapped from files, `most` the largest of looks five times a second. Loaders have no worker
+sizes, less what was there at the signal) are of all processes, memory half a second
+later, while consumers are stopped; `without files` is what is not mapped from files,
+`most` the largest of looks five times a second. Loaders have no worker
 processes: their start is not the question. Medians of --runs, in turn.
 
 Isolation: one run at a time, a private broker each, indices in the page cache. What is

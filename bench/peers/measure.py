@@ -257,7 +257,14 @@ class Run:
 
         self.wait("first batch of every consumer", there)
         cpu_after = descendants()
-        memory = Memory(cpu_after)
+        # Consumers would go on to map more of their files; and a child that has just
+        # been forked would take half of its parent's memory with it.
+        for consumer in self.consumers:
+            os.kill(consumer.pid, signal.SIGSTOP)
+        time.sleep(0.5)
+        memory = Memory(descendants())
+        for consumer in self.consumers:
+            os.kill(consumer.pid, signal.SIGCONT)
         return {
             "first_batch_s": max(c.times[1][0] for c in self.consumers) - begun,
             "cpu_s": sum(cpu_after.values()) - sum(cpu_before.values()),
