@@ -113,8 +113,8 @@ def main():
     mpu.initialize_model_parallel(2, 1)
     model_parallel_cuda_manual_seed(123)
     prefix = options.out / "licences"
-    if torch.distributed.get_rank() == 0 and not options.out.exists():
-        options.out.mkdir()
+    if torch.distributed.get_rank() == 0 and not prefix.with_suffix(".idx").exists():
+        options.out.mkdir(parents=True, exist_ok=True)
         write(prefix)
     torch.distributed.barrier()
     config = TransformerConfig(num_layers=2, hidden_size=64, num_attention_heads=4,

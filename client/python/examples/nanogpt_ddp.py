@@ -40,12 +40,12 @@ BATCH = 32  # windows of all processes
 
 def prepare(folder):
     """Bytes as tokens; the last tenth is for validation."""
-    if dist.get_rank() == 0 and not folder.exists():
+    if dist.get_rank() == 0 and not (folder / "val.bin").exists():
         text = b"".join(path.read_bytes() for path in sorted(LICENCES.iterdir())
                         if not path.is_symlink())
         tokens = np.frombuffer(text, np.uint8).astype(np.uint16)
         train = len(tokens) * 9 // 10
-        folder.mkdir()
+        folder.mkdir(parents=True, exist_ok=True)
         tokens[:train].tofile(folder / "train.bin")
         tokens[train:].tofile(folder / "val.bin")
     dist.barrier()

@@ -93,7 +93,7 @@ def main():
     model = fully_shard(GPT(length=LENGTH), mesh=mesh)
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
     loader = Loader(documents(), dp_world_size=mesh.size(), dp_rank=mesh.get_local_rank(),
-                    num_tokens_per_batch=8 * LENGTH)
+                    num_tokens_per_batch=4 * LENGTH)
 
     def states():
         weights, moments = get_state_dict(model, optimizer)
