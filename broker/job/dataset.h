@@ -96,8 +96,8 @@ struct Dataset {
 std::string DatasetKey(const DatasetSpec& spec);
 
 // The order of the spec's rows. shards: the number of ranks that files (`shard:
-// file`), steps of buckets, or samples of Megatron's `cyclic` were first divided
-// over. May take a pass over the index.
+// file`), steps of buckets, or samples of Megatron's `cyclic` were first
+// divided over. May take a pass over the index.
 StatusOr<std::shared_ptr<const Order>> OrderOf(const DatasetSpec& spec,
                                                const Dataset& dataset,
                                                uint32_t shards,

@@ -66,8 +66,8 @@ class MixOrder : public Order {
   // Its first pass began where its parts were (BegunAt).
   virtual bool begun() const = 0;
   // With these weights alone; its pass 0 begins where its parts are, and may
-  // have no row. InvalidArgument: a part is beyond its end or within a block, or
-  // two have one shuffle.
+  // have no row. InvalidArgument: a part is beyond its end or within a block,
+  // or two have one shuffle.
   virtual StatusOr<std::shared_ptr<const MixOrder>> BegunAt(
       const std::vector<PartPlace>& places,
       const std::vector<uint32_t>& weights,

@@ -51,8 +51,8 @@ StatusOr<std::unique_ptr<Order>> Cyclic(std::unique_ptr<Order> of,
 inline uint64_t CyclicBytes(uint64_t permuted) {
   return 2 * permuted * sizeof(uint32_t);
 }
-// torch.randperm(size, generator=torch.Generator().manual_seed(seed)) of PyTorch
-// 2.13, on a processor.
+// torch.randperm(size, generator=torch.Generator().manual_seed(seed)) of
+// PyTorch 2.13, on a processor.
 std::vector<uint32_t> PermutationAsTorch(uint64_t size, uint32_t seed);
 
 // ---- repeat.cc, interleave.cc, sample.cc

@@ -36,7 +36,8 @@ void Check(std::string_view line) {
       {.dtype = DType::kBool},
       {.dtype = DType::kInt8, .max_length = 2},
       {.dtype = DType::kFloat32, .shape = {2}, .max_length = 3},
-      {.max_bytes = 5}};
+      {.max_bytes = 5},
+      {.max_bytes = 9, .json = true}};
   static const Pointers pointers = {{"x"}};
   static const Pointers deep = {{"x", "0", "y"}};
   // As the source checks it before.

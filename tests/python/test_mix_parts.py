@@ -257,8 +257,8 @@ def test_what_cannot_be_is_refused(broker):
     fails(penstock.InvalidArgument, "parts make a pass of", other, mix=damaged)
     fails(penstock.InvalidArgument, "nothing may lie before", other,
           mix={**state["mix"], "from": [3, 0]})
-    # The shuffle is another, whatever the parts are.
-    fails(penstock.FailedPrecondition, "shuffle: ", mix({"a": 1, "late": 1}, shuffle=False))
+    # The seed is another, whatever the parts are.
+    fails(penstock.FailedPrecondition, "seed: 5 in the state, 0 here", mix({"a": 1, "late": 1}, shuffle=False))
 
 
 def test_a_part_that_has_grown_is_refused(broker, tmp_path):

@@ -132,6 +132,14 @@ TEST_F(JsonLinesTest, WhatIsWrongIsNamed) {
             "field 'x': 1e+39 does not fit into float32");
   EXPECT_EQ(fails("{\"x\": 1}", text),
             "field 'x': wanted text, found a number");
+  EXPECT_EQ(fails("{\"x\": [\"1\"]}", text),
+            "field 'x': wanted text, found a list; `json: true` takes its JSON "
+            "as text");
+  EXPECT_EQ(fails("{\"x\": \"1\"}", {.max_bytes = 3, .json = true}),
+            "field 'x': wanted a list or an object, found text");
+  EXPECT_EQ(fails("{\"x\": [1,2]}", {.max_bytes = 3, .json = true}),
+            "field 'x': text of 5 bytes; at most 3 fit (max_bytes, or `longer: "
+            "cut`)");
   EXPECT_EQ(fails("{\"x\": \"1234\"}", text),
             "field 'x': text of 4 bytes; at most 3 fit (max_bytes, or `longer: "
             "cut`)");
@@ -168,6 +176,21 @@ TEST_F(JsonLinesTest, ADefaultFillsWhatIsMissing) {
   EXPECT_EQ(Record(*source, 0)[0], "\x07\x07");
   EXPECT_EQ(Text(Record(*source, 0), 1), "no");
   EXPECT_EQ(Text(Record(*source, 1), 1), "b");
+}
+
+TEST_F(JsonLinesTest, AListOrAnObjectIsTakenAsItsJson) {
+  const auto source = Open(JsonLinesSource{
+      .files = {{Write("a",
+                       "{\"x\": [ {\"a\" : \"\\u00e4\\n\\\"\"}, 1.50, null ]}\n"
+                       "{\"x\": {}}\n{\"x\": null}\n")}},
+      .fields = {{"x",
+                  {.max_bytes = 32,
+                   .json = true,
+                   .fallback = std::vector<std::byte>(2, std::byte{'7'})}}}});
+  EXPECT_EQ(Text(Record(*source, 0), 0),
+            "[{\"a\":\"\xc3\xa4\\n\\\"\"},1.5,null]");
+  EXPECT_EQ(Text(Record(*source, 1), 0), "{}");
+  EXPECT_EQ(Text(Record(*source, 2), 0), "77");
 }
 
 TEST_F(JsonLinesTest, ListsDifferInLength) {
