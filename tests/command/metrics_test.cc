@@ -124,9 +124,9 @@ TEST(MetricsTest, SeriesHaveTheNamesOfTheirJobAndNothingElse) {
   EXPECT_THAT(text, HasSubstr("state=\"quarantined\"} 7\n"));
   EXPECT_THAT(text, HasSubstr("penstock_late_reads 1\n"));
   const std::set<std::string> allowed = {
-      "job_name", "dataset",      "uid",      "consumer", "rank",
-      "producer", "node",         "state",    "kind",     "what",
-      "version",  "read_backend", "delivery", "sandbox",  "replica"};
+      "job_name", "dataset", "uid",     "consumer", "rank",    "producer",
+      "node",     "state",   "kind",    "what",     "version", "read_backend",
+      "delivery", "sandbox", "replica", "part",     "source"};
   const std::regex label("[{,]([a-z_]+)=\"");
   for (std::sregex_iterator each(text.begin(), text.end(), label), end;
        each != end; ++each) {
