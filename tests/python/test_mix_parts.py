@@ -123,7 +123,7 @@ def test_tokens_of_rows_that_have_a_length(broker, tmp_path):
     assert sum(1 for _ in zip(range(6), reader)) == 6
     parts = status_of(broker, "tokens")["parts"]
     assert [each["tokens"] for each in parts] == [8 * each["rows"] for each in parts]
-    assert str(tmp_path / "x.bin") in parts[0]["source"]
+    assert "/x.bin" in parts[0]["source"]  # long paths are cut in the middle
     reader.close()
 
 
