@@ -389,7 +389,8 @@ StatusOr<MixStart> StartOfMix(const JobOptions& options,
   if (options.start) start.changes = options.start->weights;
   const auto wanted = SpecWeights(spec);
   if (!wanted) return start;
-  JobState::Mix& mix = start.mix.emplace();
+  // Not emplace(): Clang takes no default of a nested class there.
+  JobState::Mix& mix = *(start.mix = JobState::Mix());
   mix.begin = mix.spec = *wanted;
   const MixOrder* const of = order.mix();
   if (of != nullptr) {
