@@ -450,8 +450,8 @@ std::string DifferingIdentity(const JobState& state, const JobState& here) {
   }
   if (state.selection != here.selection) {
     return "selection: the records that `select`, `concat`, `mix`, "
-           "`window_files` or `batch.buckets` choose, or their order, are "
-           "others here than in the state";
+           "`window_files`, `batch.buckets` or `batch.pack` choose, or their "
+           "order, are others here than in the state";
   }
   if (state.seed != here.seed) {
     return Format("seed: {} in the state, {} here", state.seed, here.seed);

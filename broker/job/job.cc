@@ -116,6 +116,8 @@ Job::Job(JobKey key, JobOptions options, std::shared_ptr<const Dataset> dataset,
       layout_(std::move(layout)),
       keep_shape_(options_.spec.batch.last == LastBatch::kPad),
       memory_(std::move(memory)),
+      windows_(dataset_->packing == nullptr ? nullptr
+                                            : Packing::Use(dataset_->packing)),
       segment_(std::move(segment)),
       part_of_step_(
           PartOfStep(layout_, *dataset_, workers, layout_.prefetch.number())),
@@ -141,8 +143,8 @@ StatusOr<WeightsChange> Job::ChangeWeights(
   if (!std::holds_alternative<MixSource>(options_.spec.source) ||
       plan().mix() == nullptr) {
     return InvalidArgumentError(
-        "job '{}': only a mix has weights: its source has to be `mix`, and "
-        "`select` in its parts",
+        "job '{}': only a mix has weights: its source has to be `mix`, "
+        "`select` in its parts, and `pack` without `across_parts`",
         key_.name);
   }
   PENSTOCK_ASSIGN_OR_RETURN(std::vector<uint32_t> whole, WholeWeights(weights));

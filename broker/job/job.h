@@ -359,6 +359,7 @@ class Job {
   const Layout layout_;
   const bool keep_shape_;  // last: pad
   MemoryReservation memory_;
+  const std::shared_ptr<const void> windows_;  // its use of the packing
   const std::unique_ptr<Segment> segment_;
   const uint64_t part_of_step_;  // rows
   // By slot, of datasets of batches: what is counted for it. Of its worker.

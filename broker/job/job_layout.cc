@@ -148,7 +148,9 @@ StatusOr<Job::Layout> Job::PlanLayout(const JobOptions& options,
       Plan plan,
       PlanOfMix(mix, options, spec, std::move(order), world_size, budget));
   if (mix.mix) SetWeights(mix.mix->begin, &spec);
-  const uint64_t order_bytes = plan.order_bytes();
+  const uint64_t order_bytes =
+      plan.order_bytes() +
+      (dataset.packing == nullptr ? 0 : dataset.packing->use_bytes());
   const std::string selection = SelectionOf(spec, dataset);
   if (options.start) {
     JobState here = IdentityOf(options, plan.records(), selection, mix.mix);

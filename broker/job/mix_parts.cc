@@ -374,6 +374,10 @@ std::optional<uint64_t> TokensOfRow(const DatasetSpec& spec,
         std::holds_alternative<TokensSource>(source))) {
     return std::nullopt;
   }
+  if (dataset.source->RawSpecOfPart(part)[0].feature.name + ".length" ==
+      dataset.source->RawSpecOfPart(part).back().feature.name) {
+    return std::nullopt;
+  }
   const Feature& tokens = dataset.source->RawSpecOfPart(part)[0].feature;
   if (tokens.shape.size() != 1 || tokens.shape[0] < 0) return std::nullopt;
   return static_cast<uint64_t>(tokens.shape[0]);

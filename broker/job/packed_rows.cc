@@ -93,7 +93,9 @@ StatusOr<PackedRows::List> PackedRows::ListOf(const PackSpec& spec,
   }
   return InvalidArgumentError(
       "rows have no list to pack: a feature with a .length beside it, or text "
-      "with its _bytes; they have {}",
+      "with its _bytes; they have {} (`megatron` gives documents without a "
+      "`sequence_length`; `tokens` and samples of Megatron are sequences "
+      "already)",
       NamesOf(document));
 }
 

@@ -4,6 +4,7 @@
 #include <mutex>
 #include <numeric>
 #include <span>
+#include <thread>
 #include <utility>
 
 #include "broker/plan/fit.h"
@@ -18,10 +19,21 @@ namespace {
 // Odd, so that windows have seeds of their own; not those of parts
 // (plan_spec.h), consumers (job_layout.cc) and windows of files (windows.cc).
 constexpr uint64_t kWindowStride = 0xe703'7ed1'a0b4'28db;
-// Windows that are kept: consumers with orders of their own are each in one.
-constexpr size_t kWindowsKept = 32;
-// What a window keeps of a document, at most.
-constexpr uint64_t kDocumentBytes = 32;
+// Windows of each part that a use keeps: the last rows of one are still being
+// made when the next begins.
+constexpr uint64_t kWindowsOfPart = 2;
+// Batches ahead may reach over many small windows.
+constexpr uint64_t kSmallWindows = 32;
+constexpr uint64_t kSmallWindowsBytes = 1 << 20;
+// A window that is kept, beside its documents.
+constexpr uint64_t kKeptBytes = 320;
+// What making a window takes, beside it: for each document, cut or packed, for
+// each item of a sequence, and for all who do it at once, if one does not take
+// more.
+constexpr uint64_t kCutBytes = 24;
+constexpr uint64_t kPackBytes = 64;
+constexpr uint64_t kRoomBytes = 5;
+constexpr uint64_t kMakersBytes = 64 << 20;
 
 Fitted Fit(const PackSpec& spec, std::span<const uint32_t> sizes) {
   const auto room = static_cast<uint32_t>(spec.length);
@@ -58,25 +70,59 @@ std::vector<uint32_t> ByLength(const std::vector<uint32_t>& sizes,
 
 }  // namespace
 
+struct Packing::Documents {
+  std::vector<uint64_t> records;
+  std::vector<uint64_t> lengths;
+};
+
 // Its sequences, numbered from 0: first the whole pieces of long documents,
 // then those that are packed, by the first of their documents. With `split` as
-// they are cut.
+// they are cut. Lengths are asked for again: there may be many windows.
 struct Packing::Window {
-  std::vector<uint64_t> records;  // in the order of the pass
-  std::vector<uint64_t> lengths;
-  // By document. split: the items that are used, up to its end; else the whole
-  // pieces, empty: there are none.
+  // split: the documents with items; else those with whole pieces.
+  std::vector<uint64_t> cut;
+  // By document of `cut`: its items (split), or its whole pieces, up to its
+  // end.
   std::vector<uint64_t> ends;
   // By packed sequence: where its documents end in `packed`.
   std::vector<uint32_t> sequence_ends;
-  std::vector<uint32_t> packed;
+  std::vector<uint64_t> packed;  // records
+
+  uint64_t bytes() const {
+    return kKeptBytes +
+           (cut.capacity() + ends.capacity() + packed.capacity()) *
+               sizeof(uint64_t) +
+           sequence_ends.capacity() * sizeof(uint32_t);
+  }
 };
 
 struct Packing::Kept {
-  size_t number = 0;
-  uint64_t pass = 0;
+  Key key;
   std::once_flag made;
   Window window;
+};
+
+class Packing::Maker {
+ public:
+  explicit Maker(const Packing& of) : of_(of) {
+    const MutexLock lock(&of_.makers_mutex_);
+    while (of_.makers_ >= of_.makers_max_) {
+      of_.maker_left_.Wait(&of_.makers_mutex_);
+    }
+    ++of_.makers_;
+  }
+  ~Maker() {
+    {
+      const MutexLock lock(&of_.makers_mutex_);
+      --of_.makers_;
+    }
+    of_.maker_left_.NotifyOne();
+  }
+  Maker(const Maker&) = delete;
+  Maker& operator=(const Maker&) = delete;
+
+ private:
+  const Packing& of_;
 };
 
 StatusOr<std::shared_ptr<const Packing>> Packing::Make(
@@ -87,6 +133,7 @@ StatusOr<std::shared_ptr<const Packing>> Packing::Make(
   const Options& own = packing->options_;
   size_t windows = 0;
   uint64_t all = 0;
+  uint64_t largest = 0;  // of windows, in documents
   for (size_t i = 0; i < documents.size(); ++i) {
     std::unique_ptr<Order>& order = documents[i];
     if (order->draws()) {
@@ -104,6 +151,7 @@ StatusOr<std::shared_ptr<const Packing>> Packing::Make(
     }
     const uint64_t rows = order->size();
     all += rows;
+    largest = std::max(largest, std::min(rows, own.spec.window));
     const uint64_t more = rows / own.spec.window + (rows % own.spec.window > 0);
     if (more > kWindowsMax) {
       return InvalidArgumentError(
@@ -115,15 +163,36 @@ StatusOr<std::shared_ptr<const Packing>> Packing::Make(
     part.documents = std::move(order);
     packing->parts_.push_back(std::move(part));
   }
-  PENSTOCK_RETURN_IF_ERROR(budget.reserve(
-      windows * (sizeof(uint64_t) + sizeof(Totals)) +
-      std::min(all, kWindowsKept * own.spec.window) * kDocumentBytes));
+  const uint64_t of_maker =
+      packing->splits() ? std::max(largest, uint64_t{1}) * kCutBytes
+                        : largest * kPackBytes + own.spec.length * kRoomBytes;
+  packing->makers_max_ = std::clamp<uint64_t>(
+      kMakersBytes / of_maker, 1,
+      std::max(1U, std::min(std::thread::hardware_concurrency(),
+                            static_cast<unsigned>(windows))));
+  packing->maker_bytes_ = packing->makers_max_ * of_maker;
+  const auto reserve = [&](uint64_t bytes) {
+    const Status status = budget.reserve(bytes);
+    return status.ok() ? status
+                       : status.Prepend(Format(
+                             "windows of {} in {} (a smaller `window` needs "
+                             "less memory)",
+                             Counted(own.spec.window, "document", "documents"),
+                             Counted(packing->parts_.size(), "part", "parts")));
+  };
+  PENSTOCK_RETURN_IF_ERROR(
+      reserve(windows * (2 * sizeof(uint64_t) + sizeof(Totals)) +
+              packing->maker_bytes_));
   std::vector<Totals> of_windows(windows);
+  packing->bytes_.resize(windows);
   PENSTOCK_RETURN_IF_ERROR(for_each(windows, [&](size_t i) -> Status {
     PENSTOCK_RETURN_IF_ERROR(budget.CheckWanted());
-    PENSTOCK_ASSIGN_OR_RETURN(const Window window, packing->MakeWindow(i, 0));
-    of_windows[i] = packing->TotalsOf(window);
-    done(window.records.size());
+    const Maker maker(*packing);
+    PENSTOCK_ASSIGN_OR_RETURN(const Documents read, packing->ReadWindow(i, 0));
+    const Window window = packing->MakeWindow(read);
+    of_windows[i] = packing->TotalsOf(read, window);
+    packing->bytes_[i] = window.bytes();
+    done(read.records.size());
     return OkStatus();
   }));
   Totals& totals = packing->totals_;
@@ -153,6 +222,20 @@ StatusOr<std::shared_ptr<const Packing>> Packing::Make(
         "at least that many, or leave it out",
         *own.spec.documents, totals.in_sequence);
   }
+  uint64_t widest = 0;
+  for (size_t i = 0, window = 0; i < packing->parts_.size(); ++i) {
+    const size_t end = i + 1 < packing->parts_.size()
+                           ? packing->parts_[i + 1].first_window
+                           : windows;
+    uint64_t of_part = 0;
+    for (; window < end; ++window) {
+      of_part = std::max(of_part, packing->bytes_[window]);
+    }
+    widest = std::max(widest, of_part);
+    packing->use_bytes_ += kWindowsOfPart * of_part;
+  }
+  packing->use_bytes_ += std::min(kSmallWindows * widest, kSmallWindowsBytes);
+  PENSTOCK_RETURN_IF_ERROR(reserve(packing->KeptMax(0)));
   return std::shared_ptr<const Packing>(std::move(packing));
 }
 
@@ -229,15 +312,15 @@ StatusOr<uint64_t> Packing::LengthOf(uint64_t record) const {
   return length;
 }
 
-StatusOr<Packing::Window> Packing::MakeWindow(size_t window,
-                                              uint64_t pass) const {
+StatusOr<Packing::Documents> Packing::ReadWindow(size_t window,
+                                                 uint64_t pass) const {
   const Part& part = PartOf(window);
   const size_t number = window - part.first_window;
   const uint64_t first = number * options_.spec.window;
   const uint64_t count = DocumentsOf(window);
-  Window made;
-  made.records.resize(count);
-  made.lengths.resize(count);
+  Documents read;
+  read.records.resize(count);
+  read.lengths.resize(count);
   std::optional<Permutation> shuffled;
   if (options_.shuffle) {
     shuffled.emplace(count, part.seed + (number + 1) * kWindowStride, pass);
@@ -245,20 +328,48 @@ StatusOr<Packing::Window> Packing::MakeWindow(size_t window,
   Shuffles shuffles;
   for (uint64_t i = 0; i < count; ++i) {
     const uint64_t to = shuffled ? (*shuffled)(i) : i;
-    made.records[to] = RecordAt(part, first + i, &shuffles);
-    PENSTOCK_ASSIGN_OR_RETURN(made.lengths[to], LengthOf(made.records[to]));
+    read.records[to] = RecordAt(part, first + i, &shuffles);
+    PENSTOCK_ASSIGN_OR_RETURN(read.lengths[to], LengthOf(read.records[to]));
   }
-  const uint64_t length = options_.spec.length;
-  std::vector<uint32_t> sizes(splits() ? 0 : count);
+  return read;
+}
+
+Packing::Window Packing::Cut(const Documents& documents) const {
+  const std::vector<uint64_t>& lengths = documents.lengths;
+  const size_t count = lengths.size() - static_cast<size_t>(std::count(
+                                            lengths.begin(), lengths.end(), 0));
+  Window cut;
+  cut.cut.reserve(count);
+  cut.ends.reserve(count);
   uint64_t end = 0;
-  made.ends.reserve(count);
-  for (uint64_t i = 0; i < count; ++i) {
-    const uint64_t used = ItemsUsed(made.lengths[i]);
-    made.ends.push_back(end += splits() ? used : used / length);
-    if (!splits()) sizes[i] = static_cast<uint32_t>(used % length);
+  for (size_t i = 0; i < lengths.size(); ++i) {
+    if (lengths[i] == 0) continue;
+    cut.cut.push_back(documents.records[i]);
+    cut.ends.push_back(end += lengths[i]);
   }
-  if (splits()) return made;
-  if (end == 0) made.ends = {};
+  return cut;
+}
+
+Packing::Window Packing::Pack(const Documents& from) const {
+  const uint64_t length = options_.spec.length;
+  const auto count = static_cast<uint32_t>(from.records.size());
+  Window made;
+  std::vector<uint32_t> sizes(count);
+  size_t have_whole = 0;
+  for (uint32_t i = 0; i < count; ++i) {
+    const uint64_t used = ItemsUsed(from.lengths[i]);
+    sizes[i] = static_cast<uint32_t>(used % length);
+    have_whole += used >= length;
+  }
+  made.cut.reserve(have_whole);
+  made.ends.reserve(have_whole);
+  uint64_t whole = 0;
+  for (uint32_t i = 0; i < count; ++i) {
+    const uint64_t used = ItemsUsed(from.lengths[i]);
+    if (used < length) continue;
+    made.cut.push_back(from.records[i]);
+    made.ends.push_back(whole += used / length);
+  }
   const std::vector<uint32_t> documents = ByLength(sizes, length - 1);
   std::vector<uint32_t> ordered;
   ordered.reserve(documents.size());
@@ -282,16 +393,21 @@ StatusOr<Packing::Window> Packing::MakeWindow(size_t window,
       to = made.sequence_ends.empty() ? 0 : made.sequence_ends.back();
       made.sequence_ends.push_back(to + in_bin[bin_of[i]]);
     }
-    made.packed[to++] = i;
+    made.packed[to++] = from.records[i];
   }
   return made;
 }
 
+Packing::Window Packing::MakeWindow(const Documents& documents) const {
+  return splits() ? Cut(documents) : Pack(documents);
+}
+
 // The same in any pass.
-Packing::Totals Packing::TotalsOf(const Window& window) const {
+Packing::Totals Packing::TotalsOf(const Documents& documents,
+                                  const Window& window) const {
   const uint64_t length = options_.spec.length;
   Totals totals;
-  for (const uint64_t has : window.lengths) {
+  for (const uint64_t has : documents.lengths) {
     const uint64_t used = ItemsUsed(has);
     totals.left_out += used == 0 && has > 0;
     totals.cut_off += used == 0 ? 0 : has - used;
@@ -311,17 +427,40 @@ Packing::Totals Packing::TotalsOf(const Window& window) const {
   }
   totals.sequences = (totals.items + length - 1) / length;
   // At worst the shortest of the window, and an item of each of two others.
-  std::vector<uint64_t> shortest = window.lengths;
+  std::vector<uint64_t> shortest = documents.lengths;
   std::erase(shortest, 0);
   std::sort(shortest.begin(), shortest.end());
   uint64_t room = length;
-  uint64_t documents = 0;
-  while (documents < shortest.size() && shortest[documents] <= room) {
-    room -= shortest[documents++];
+  uint64_t fit = 0;
+  while (fit < shortest.size() && shortest[fit] <= room) {
+    room -= shortest[fit++];
   }
   totals.in_sequence = static_cast<uint32_t>(
-      std::min<uint64_t>({documents + 2, shortest.size(), length}));
+      std::min<uint64_t>({fit + 2, shortest.size(), length}));
   return totals;
+}
+
+void Packing::ForgetLocked() const {
+  while (kept_bytes_ > KeptMax(uses_) && kept_.size() > 1) {
+    kept_bytes_ -= bytes_[kept_.back()->key.first];
+    places_.erase(kept_.back()->key);
+    kept_.pop_back();
+  }
+}
+
+void Packing::ChangeUses(int by) const {
+  const MutexLock lock(&mutex_);
+  uses_ += static_cast<uint64_t>(by);
+  ForgetLocked();
+}
+
+std::shared_ptr<const void> Packing::Use(
+    std::shared_ptr<const Packing> packing) {
+  packing->ChangeUses(1);
+  const Packing* const used = packing.get();
+  return {used, [packing = std::move(packing)](const Packing*) {
+            packing->ChangeUses(-1);
+          }};
 }
 
 std::shared_ptr<const Packing::Window> Packing::WindowOf(size_t window,
@@ -329,22 +468,23 @@ std::shared_ptr<const Packing::Window> Packing::WindowOf(size_t window,
   std::shared_ptr<Kept> kept;
   {
     const MutexLock lock(&mutex_);
-    const auto found =
-        std::find_if(kept_.begin(), kept_.end(), [&](const auto& each) {
-          return each->number == window && each->pass == pass;
-        });
-    if (found != kept_.end()) {
-      std::rotate(kept_.begin(), found, found + 1);
+    const auto [place, is_new] = places_.try_emplace({window, pass});
+    if (is_new) {
+      kept_.push_front(std::make_shared<Kept>());
+      kept_.front()->key = place->first;
+      place->second = kept_.begin();
+      kept_bytes_ += bytes_[window];
+      ForgetLocked();
     } else {
-      if (kept_.size() == kWindowsKept) kept_.pop_back();
-      kept_.insert(kept_.begin(), std::make_shared<Kept>());
-      kept_.front()->number = window;
-      kept_.front()->pass = pass;
+      kept_.splice(kept_.begin(), kept_, place->second);
     }
     kept = kept_.front();
   }
-  // Its lengths have been read before without an error.
-  std::call_once(kept->made, [&] { kept->window = *MakeWindow(window, pass); });
+  std::call_once(kept->made, [&] {
+    const Maker maker(*this);
+    // Its lengths have been read before without an error.
+    kept->window = MakeWindow(*ReadWindow(window, pass));
+  });
   return {kept, &kept->window};
 }
 
@@ -363,19 +503,19 @@ void Packing::PiecesOf(uint64_t sequence, uint64_t pass,
     return static_cast<size_t>(std::upper_bound(ends.begin(), ends.end(), at) -
                                ends.begin());
   };
-  const auto add = [&](size_t document, uint64_t begin, uint64_t size) {
+  const auto add = [&](uint64_t record, uint64_t has, uint64_t begin,
+                       uint64_t size) {
     const uint64_t at =
         pieces->empty() ? 0 : pieces->back().at + pieces->back().size;
-    pieces->push_back({window->records[document], window->lengths[document],
-                       begin, size, at});
+    pieces->push_back({record, has, begin, size, at});
   };
+  const auto before = [&ends](size_t i) { return i == 0 ? 0 : ends[i - 1]; };
   if (splits()) {
     uint64_t item = sequence * length;
     const uint64_t end = std::min(item + length, ends.back());
     for (size_t i = document_of(item); item < end; ++i) {
       const uint64_t size = std::min(ends[i], end) - item;
-      // Some have no items.
-      if (size > 0) add(i, item + window->lengths[i] - ends[i], size);
+      add(window->cut[i], ends[i] - before(i), item - before(i), size);
       item += size;
     }
     return;
@@ -383,28 +523,24 @@ void Packing::PiecesOf(uint64_t sequence, uint64_t pass,
   const uint64_t whole = ends.empty() ? 0 : ends.back();
   if (sequence < whole) {
     const size_t i = document_of(sequence);
-    const uint64_t before = i == 0 ? 0 : ends[i - 1];
-    return add(i, (sequence - before) * length, length);
+    return add(window->cut[i], *LengthOf(window->cut[i]),
+               (sequence - before(i)) * length, length);
   }
   sequence -= whole;
   const uint32_t end = window->sequence_ends[sequence];
   for (uint32_t at = sequence == 0 ? 0 : window->sequence_ends[sequence - 1];
        at < end; ++at) {
-    const uint32_t i = window->packed[at];
-    const uint64_t used = ItemsUsed(window->lengths[i]);
-    add(i, used / length * length, used % length);
+    const uint64_t has = *LengthOf(window->packed[at]);
+    const uint64_t used = ItemsUsed(has);
+    add(window->packed[at], has, used / length * length, used % length);
   }
 }
 
 uint64_t Packing::memory_bytes() const {
-  uint64_t bytes = ends_.capacity() * sizeof(uint64_t);
-  uint64_t documents = 0;
-  for (const Part& part : parts_) {
-    bytes += part.documents->memory_bytes();
-    documents += part.documents->size();
-  }
-  return bytes + std::min(documents, kWindowsKept * options_.spec.window) *
-                     kDocumentBytes;
+  uint64_t bytes = (ends_.capacity() + bytes_.capacity()) * sizeof(uint64_t) +
+                   maker_bytes_ + KeptMax(0);
+  for (const Part& part : parts_) bytes += part.documents->memory_bytes();
+  return bytes;
 }
 
 }  // namespace penstock

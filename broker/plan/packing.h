@@ -13,8 +13,11 @@
 
 #include <cstdint>
 #include <functional>
+#include <list>
+#include <map>
 #include <memory>
 #include <optional>
+#include <utility>
 #include <vector>
 
 #include "broker/base/mutex.h"
@@ -54,8 +57,7 @@ class Packing {
   // told the documents of each window. One pass over their lengths.
   // InvalidArgument: an order of other records in each pass, too many windows,
   // errors of LengthAt, documents that are too long or too many for a sequence,
-  // none at all. Errors of the budget: 8 bytes a window, and windows that are
-  // kept.
+  // none at all. Errors of the budget: what memory_bytes says.
   static StatusOr<std::shared_ptr<const Packing>> Make(
       Options options, std::vector<std::unique_ptr<Order>> documents,
       const ForEach& for_each, const OrderBudget& budget,
@@ -81,10 +83,17 @@ class Packing {
   // The sequences of a part in the order of a pass, by number.
   StatusOr<std::unique_ptr<Order>> SequencesOf(size_t part) const;
   // Sets *pieces to those of a sequence in a pass, in their order there. Costs
-  // its window, if that is none of the last.
+  // its window, if that is not kept: the windows in which a position of each
+  // part is are, for each use.
   void PiecesOf(uint64_t sequence, uint64_t pass,
                 std::vector<Piece>* pieces) const;
 
+  // For somebody with a position of its own, until it is destroyed. The caller
+  // reserves use_bytes() for it.
+  static std::shared_ptr<const void> Use(
+      std::shared_ptr<const Packing> packing);
+  uint64_t use_bytes() const { return use_bytes_; }
+  // Without uses: for those who ask now and then a window of each part is kept.
   uint64_t memory_bytes() const;
 
  private:
@@ -94,9 +103,14 @@ class Packing {
     uint64_t seed = 0;                    // of windows
     size_t first_window = 0;
   };
+  // The documents of a window, in the order of a pass.
+  struct Documents;
   // What is kept of a window in a pass.
   struct Window;
   struct Kept;
+  using Key = std::pair<size_t, uint64_t>;  // window, pass
+  // Somebody who makes a window: few do at once, each with memory of its own.
+  class Maker;
 
   explicit Packing(Options options) : options_(std::move(options)) {}
   bool splits() const {
@@ -113,17 +127,38 @@ class Packing {
   // Those that are packed of a document with so many.
   uint64_t ItemsUsed(uint64_t length) const;
   StatusOr<uint64_t> LengthOf(uint64_t record) const;
-  StatusOr<Window> MakeWindow(size_t window, uint64_t pass) const;
-  Totals TotalsOf(const Window& window) const;
+  StatusOr<Documents> ReadWindow(size_t window, uint64_t pass) const;
+  Window Cut(const Documents& documents) const;
+  Window Pack(const Documents& documents) const;
+  Window MakeWindow(const Documents& documents) const;
+  Totals TotalsOf(const Documents& documents, const Window& window) const;
   std::shared_ptr<const Window> WindowOf(size_t window, uint64_t pass) const;
+  uint64_t KeptMax(uint64_t uses) const {
+    return use_bytes_ / 2 + uses * use_bytes_;
+  }
+  void ChangeUses(int by) const;
+  void ForgetLocked() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
   const Options options_;
   std::vector<Part> parts_;
-  std::vector<uint64_t> ends_;  // of windows, in sequences
+  std::vector<uint64_t> ends_;   // of windows, in sequences
+  std::vector<uint64_t> bytes_;  // of windows that are kept
   Totals totals_;
+  uint64_t use_bytes_ = 0;
+  uint64_t maker_bytes_ = 0;
+  size_t makers_max_ = 1;
+
+  mutable Mutex makers_mutex_;
+  mutable CondVar maker_left_;
+  mutable size_t makers_ ABSL_GUARDED_BY(makers_mutex_) = 0;
+
   mutable Mutex mutex_;
-  // The last ones, the latest first.
-  mutable std::vector<std::shared_ptr<Kept>> kept_ ABSL_GUARDED_BY(mutex_);
+  mutable uint64_t uses_ ABSL_GUARDED_BY(mutex_) = 0;
+  // The latest first.
+  mutable std::list<std::shared_ptr<Kept>> kept_ ABSL_GUARDED_BY(mutex_);
+  mutable std::map<Key, std::list<std::shared_ptr<Kept>>::iterator> places_
+      ABSL_GUARDED_BY(mutex_);
+  mutable uint64_t kept_bytes_ ABSL_GUARDED_BY(mutex_) = 0;
 };
 
 }  // namespace penstock

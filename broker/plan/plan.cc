@@ -262,7 +262,9 @@ StatusOr<Plan> Plan::WithWeights(const WeightsChange& change,
                                  const OrderBudget& budget) const {
   const MixOrder* const mix = order_->mix();
   if (mix == nullptr) {
-    return InvalidArgumentError("the dataset's source is no mix");
+    return InvalidArgumentError(
+        "they change where the source is a mix, with `select` in its parts and "
+        "`pack` without `across_parts`");
   }
   if (steps_->fixed_by() != nullptr) {
     return InvalidArgumentError(

@@ -379,7 +379,9 @@ StatusOr<MemoryReservation> JobTable::ReserveMemory(const JobKey& key,
     if (!broadcast && layout.prefetch.most() > 1) smaller += " or prefetch";
     if (options.spec.hold > 1) smaller += " or hold";
     if (layout.order_bytes > needed / 2) {
-      smaller = "the selection (select, mix) or " + smaller;
+      smaller = (options.spec.batch.pack ? "pack.window or "
+                                         : "the selection (select, mix) or ") +
+                smaller;
     }
     return ResourceExhaustedError(
         "job '{}' needs {} ({}, prefetch {} and hold {} for each of {}, x {} x "
@@ -396,7 +398,7 @@ StatusOr<MemoryReservation> JobTable::ReserveMemory(const JobKey& key,
                      BytesText(layout.retained_bytes)),
         layout.order_bytes == 0
             ? ""
-            : Format(", and {} for the records that it selects",
+            : Format(", and {} for the records that it selects and packs",
                      BytesText(layout.order_bytes)),
         why, smaller);
   };

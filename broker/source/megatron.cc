@@ -1,5 +1,6 @@
 // Record i is sample i of Megatron's dataset, behind its shuffles: a job that
-// goes on at row n goes on where Megatron has consumed n samples.
+// goes on at row n goes on where Megatron has consumed n samples. Without a
+// sequence_length it is document i of the file.
 #include <algorithm>
 #include <bit>
 #include <cstring>
@@ -44,6 +45,10 @@ auto WordsOf(const Pairs& pairs) {
   return Words(std::vector(std::begin(pairs), std::end(pairs)));
 }
 
+bool HasDocuments(const MegatronSource& spec) {
+  return spec.sequence_length == 0;
+}
+
 using Token = MegatronIndex::Token;
 
 // As int64.
@@ -86,12 +91,19 @@ MegatronRules RulesOf(const MegatronSource& spec,
 // The features of a row, made of the tokens that were read.
 class MegatronRow {
  public:
-  explicit MegatronRow(const MegatronSource& spec)
-      : spec_(spec), length_(spec.sequence_length) {}
+  // longest: of the documents, where rows are these.
+  MegatronRow(const MegatronSource& spec, uint64_t longest)
+      : spec_(spec),
+        length_(HasDocuments(spec) ? longest : spec.sequence_length) {}
 
   ElementSpec Features() const {
     const std::vector<int64_t> shape = {static_cast<int64_t>(length_)};
     ElementSpec features;
+    if (HasDocuments(spec_)) {
+      features.push_back({"tokens", DType::kInt64, shape});
+      features.push_back({"tokens.length", DType::kInt64, {}});
+      return features;
+    }
     for (const MegatronFeature each : spec_.features) {
       Feature& feature = features.emplace_back();
       for (const auto& [name, same] : kMegatronFeatures) {
@@ -112,15 +124,16 @@ class MegatronRow {
   Status Unpack(Token token, uint64_t token_bytes, const int16_t* dataset_id,
                 std::span<const std::byte> read,
                 std::vector<std::byte>* scratch, RawRecord* raw) const {
-    // One token more than a row: the last label.
+    // One token more than a row: the last label, or how many there are.
     scratch->resize((2 * length_ + 1) * sizeof(int64_t) +
                     length_ * sizeof(float));
     auto* const tokens = reinterpret_cast<int64_t*>(scratch->data());
     int64_t* const positions = tokens + length_ + 1;
     auto* const mask = reinterpret_cast<float*>(positions + length_);
     const uint64_t count = read.size() / token_bytes;
-    if (count > length_ + 1) {
-      return DataLossError("{} tokens; wanted {}", count, length_ + 1);
+    const uint64_t most = length_ + (HasDocuments(spec_) ? 0 : 1);
+    if (count > most) {
+      return DataLossError("{} tokens; wanted {}", count, most);
     }
     Widen(token, read, tokens);
     if (spec_.vocab_size) {
@@ -129,6 +142,13 @@ class MegatronRow {
         return DataLossError("token {} of the sample is {}; vocab_size is {}",
                              i, tokens[i], *spec_.vocab_size);
       }
+    }
+    if (HasDocuments(spec_)) {
+      std::fill(tokens + count, tokens + length_, 0);
+      tokens[length_] = static_cast<int64_t>(count);
+      *raw = {std::as_bytes(std::span(tokens, length_)),
+              std::as_bytes(std::span(tokens + length_, 1))};
+      return OkStatus();
     }
     const int64_t pad = spec_.pad.value_or(kMegatronPad);
     std::fill(tokens + count, tokens + length_ + 1, pad);
@@ -193,9 +213,9 @@ class Megatron final : public Source {
  public:
   Megatron(const MegatronSource& spec, MegatronIndices indices,
            std::vector<MegatronPart> parts, std::optional<MegatronBlend> blend,
-           std::vector<DataFile> cache_files)
+           std::vector<DataFile> cache_files, uint64_t longest)
       : spec_(spec),
-        row_(spec),
+        row_(spec, longest),
         raw_spec_(RawSpecOf(row_.Features())),
         indices_(std::move(indices)),
         parts_(std::move(parts)),
@@ -269,6 +289,14 @@ class Megatron final : public Source {
   }
   bool KnownNumber(uint64_t record, size_t feature,
                    std::byte* number) const override {
+    if (HasDocuments(spec_)) {
+      if (feature != 1) return false;
+      const MegatronPart& part = parts_[0];
+      const uint64_t length =
+          indices_[part.index]->LengthOf(part.range.begin + record);
+      std::memcpy(number, &length, sizeof(length));
+      return true;
+    }
     if (spec_.features[feature] != MegatronFeature::kDatasetId) return false;
     std::memcpy(number, &PlaceOf(record).first->id, sizeof(int16_t));
     return true;
@@ -281,8 +309,10 @@ class Megatron final : public Source {
     const auto [part, sample] = PlaceOf(record);
     ReadRequest request;
     part->samples->Locate(sample, &request);
-    return Format("{}, sample {} (offset {})",
-                  indices_[part->index]->bin().path(), sample, request.offset);
+    return Format("{}, {} {} (offset {})", indices_[part->index]->bin().path(),
+                  HasDocuments(spec_) ? "document" : "sample",
+                  sample + (HasDocuments(spec_) ? part->range.begin : 0),
+                  request.offset);
   }
 
  private:
@@ -333,7 +363,7 @@ class MegatronOpening {
     PENSTOCK_RETURN_IF_ERROR(ChooseIo());
     return std::unique_ptr<Source>(new Megatron(
         spec_, std::move(indices_), std::move(parts_), std::move(blend),
-        cache_ ? cache_->TakeFiles() : std::vector<DataFile>()));
+        cache_ ? cache_->TakeFiles() : std::vector<DataFile>(), longest_));
   }
 
  private:
@@ -377,7 +407,7 @@ class MegatronOpening {
       PENSTOCK_ASSIGN_OR_RETURN(MegatronIndex opened,
                                 MegatronIndex::Open(prefixes_[i], progress_));
       indices_[i] = std::make_unique<MegatronIndex>(std::move(opened));
-      return spec_.order == MegatronOrder::kPenstock
+      return spec_.order == MegatronOrder::kPenstock && !HasDocuments(spec_)
                  ? OkStatus()
                  : indices_[i]->Keep(progress_);
     });
@@ -416,7 +446,23 @@ class MegatronOpening {
             .split_matrix = shares_};
   }
 
+  Status TakeDocuments() {
+    MegatronPart& part = parts_[0];
+    const MegatronIndex& index = *indices_[part.index];
+    for (uint64_t i = part.range.begin; i < part.range.end; ++i) {
+      longest_ = std::max(longest_, index.LengthOf(i));
+    }
+    if (longest_ > kMegatronLengthMax) {
+      return InvalidArgumentError("{}: a document has {} tokens; at most {}",
+                                  index.idx().path(), longest_,
+                                  kMegatronLengthMax);
+    }
+    part.samples = MegatronDocuments(&index, part.range);
+    return OkStatus();
+  }
+
   Status MakeSamples() {
+    if (HasDocuments(spec_)) return TakeDocuments();
     if (cache_) {
       for (size_t i = 0; i < parts_.size(); ++i) {
         MegatronPart& part = parts_[i];
@@ -511,6 +557,11 @@ class MegatronOpening {
       // Pieces of documents are read where these come in another order.
       const uint64_t sample = (spec_.sequence_length + 1) * each->token_bytes();
       const uint64_t document = each->bin().bytes() / each->documents();
+      if (HasDocuments(spec_)) {
+        PENSTOCK_RETURN_IF_ERROR(
+            each->mutable_bin()->ChooseIo(spec_.io, total, document));
+        continue;
+      }
       PENSTOCK_RETURN_IF_ERROR(
           each->mutable_bin()->ChooseIo(spec_.io, total,
                                         spec_.order == MegatronOrder::kPenstock
@@ -524,6 +575,7 @@ class MegatronOpening {
   OpenProgress* const progress_;
   bool is_weighted_ = false;
   bool is_blend_ = false;
+  uint64_t longest_ = 1;  // of documents
   std::vector<double> weights_;
   std::vector<std::string> prefixes_;  // of the indices
   MegatronIndices indices_;
@@ -581,8 +633,31 @@ Status CheckMegatronBlend(const YamlValue& value,
   return OkStatus();
 }
 
+// Without sequence_length.
+Status CheckMegatronDocuments(const YamlValue& value,
+                              const MegatronSource& megatron) {
+  const MegatronSource plain;
+  for (const auto& [key, differs] :
+       {std::pair("blend", !megatron.blend.empty()),
+        std::pair("samples", megatron.samples.has_value()),
+        std::pair("order", megatron.order != plain.order),
+        std::pair("seed", megatron.seed.has_value()),
+        std::pair("cache", !megatron.cache.empty()),
+        std::pair("features", megatron.features != plain.features),
+        std::pair("gpt_config", value.Optional("gpt_config").present())}) {
+    if (!differs) continue;
+    return value.Required(key).Error(
+        "is of samples: give their `sequence_length`; without one, rows are "
+        "documents");
+  }
+  return OkStatus();
+}
+
 Status CheckMegatron(const YamlValue& value, MegatronSource* megatron) {
   PENSTOCK_RETURN_IF_ERROR(value.OneOf({"prefix", "blend"}).status());
+  if (HasDocuments(*megatron)) {
+    PENSTOCK_RETURN_IF_ERROR(CheckMegatronDocuments(value, *megatron));
+  }
   if (megatron->split) {
     const auto shares = ParseMegatronSplit(*megatron->split);
     if (!shares.ok()) {
@@ -688,7 +763,9 @@ const Declaration<MegatronSource>& MegatronSource::Declared() {
           "megatron",
           "Samples of Megatron's GPTDataset and BlendedDataset, from its .bin "
           "and .idx files.")
-          .Gives("tokens, labels int64 [sequence_length], or `features`")
+          .Gives(
+              "tokens, labels int64 [sequence_length], or `features`; or "
+              "documents")
           .Example(
               "{prefix: /data/c4_text, split: '969,30,1', "
               "sequence_length: 4096, samples: 1000000}")
@@ -700,9 +777,11 @@ const Declaration<MegatronSource>& MegatronSource::Declared() {
                                        "a list of prefixes, or of [weight, "
                                        "prefix]")),
                     "instead; without weights, by their samples")
-          .Required("sequence_length", &MegatronSource::sequence_length,
-                    WholeNumber<uint64_t>(1, kMegatronLengthMax),
-                    "tokens of a row")
+          .Optional(
+              "sequence_length", &MegatronSource::sequence_length,
+              LeftOutAt(uint64_t{0},
+                        WholeNumber<uint64_t>(1, kMegatronLengthMax)),
+              "tokens of a row; absent: rows are documents, for batch.pack")
           .Optional(
               "samples", &MegatronSource::samples,
               Maybe(WholeNumber<uint64_t>(1, MegatronArrays::kSamplesMax)),

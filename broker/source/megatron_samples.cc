@@ -170,6 +170,23 @@ class ScatteredWindows final : public StraightWindows {
   const uint64_t first_;
 };
 
+class Documents final : public MegatronSamples {
+ public:
+  Documents(const MegatronIndex* index, MegatronRange range)
+      : index_(*index), first_(range.begin) {
+    size_ = range.end - range.begin;
+  }
+
+  void Locate(uint64_t sample, ReadRequest* request) const override {
+    PieceSink sink(index_, request);
+    sink.Add(first_ + sample, 0, index_.LengthOf(first_ + sample));
+  }
+
+ private:
+  const MegatronIndex& index_;
+  const uint64_t first_;
+};
+
 // ---- Megatron's
 
 class ShuffledSamples final : public MegatronSamples {
@@ -355,6 +372,11 @@ StatusOr<std::unique_ptr<MegatronSamples>> MegatronWindows(
       std::make_unique<ScatteredWindows>(index, rules, tokens, size, first);
   PENSTOCK_RETURN_IF_ERROR(windows->CheckPieces(progress));
   return std::unique_ptr<MegatronSamples>(std::move(windows));
+}
+
+std::unique_ptr<MegatronSamples> MegatronDocuments(const MegatronIndex* index,
+                                                   MegatronRange range) {
+  return std::make_unique<Documents>(index, range);
 }
 
 StatusOr<MegatronSizes> FindMegatronSizes(const MegatronIndex& index,

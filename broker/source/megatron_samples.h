@@ -68,6 +68,10 @@ StatusOr<std::unique_ptr<MegatronSamples>> MegatronWindows(
     MegatronIndex* index, MegatronRange range, const MegatronRules& rules,
     OpenProgress* progress);
 
+// A sample is a document. The index outlives the result, with its places kept.
+std::unique_ptr<MegatronSamples> MegatronDocuments(const MegatronIndex* index,
+                                                   MegatronRange range);
+
 // The arrays of a GPTDataset.
 struct MegatronArrays {
   NumberArray<uint32_t> documents;  // of all passes, in order

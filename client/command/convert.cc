@@ -609,6 +609,12 @@ StatusOr<int> Convert(const ConvertOptions& options) {
   StatusOr<OrderedJson> made = SpecToConvert(parsed, random, options);
   if (!made.ok()) return made.status().Prepend(options.spec);
   OrderedJson& spec = *made;
+  if (parsed.at("batch").contains("pack") && !options.json) {
+    Print(stderr,
+          "penstock: {}: the documents are written, each as a row, and not the "
+          "sequences of `batch.pack`: give the new spec.yaml its `batch`\n",
+          options.spec);
+  }
   SpecFile to_read = file;
   to_read.name = "";
   to_read.base = "/";
@@ -718,7 +724,8 @@ Each record that `select` leaves is written once, in order, without
 complete, synced, and read back byte for byte; the same command goes on
 after the last one, and its shards are those of one run. FOLDER/spec.yaml
 reads them. `tokens` has a list of integers of each row, one after the
-other; `fixed` has the room of each text and list.
+other; `fixed` has the room of each text and list. Of a spec with
+`batch.pack` the documents are written, not the sequences.
 
 Examples:
   penstock convert photos.yaml --to webdataset --out tars --steps 0

@@ -31,7 +31,8 @@ StatusOr<int> Help(const Command& command, const HelpOptions& options) {
   }
   PENSTOCK_ASSIGN_OR_RETURN(const std::string program, FindPenstockd());
   std::vector<std::string> words = {program};
-  if (options.topic != "spec") {
+  const bool own = options.topic == "config" || options.topic == "messages";
+  if (own) {
     if (!options.names.empty() || options.json) {
       PrintError(
           Format("`penstock help {}` takes nothing more", options.topic));
@@ -39,7 +40,10 @@ StatusOr<int> Help(const Command& command, const HelpOptions& options) {
     }
     words.push_back("--describe-" + options.topic);
   } else {
-    words.push_back("--describe-spec=" + JoinText(options.names, ","));
+    // `penstock help pack` is `penstock help spec pack`.
+    std::vector<std::string> names = options.names;
+    if (options.topic != "spec") names.insert(names.begin(), options.topic);
+    words.push_back("--describe-spec=" + JoinText(names, ","));
   }
   if (options.json) words.push_back("--json");
   std::vector<char*> argv;
@@ -58,8 +62,8 @@ Subcommand AddHelp(Command parent) {
       "penstockd's configuration, or the messages of its log");
   const auto options = std::make_shared<HelpOptions>();
   help.AddOption("TOPIC", &options->topic,
-                 "spec, config or messages; none: the list of commands")
-      .OneOf({"spec", "config", "messages"});
+                 "spec, config or messages, or a NAME of spec; none: the list "
+                 "of commands");
   help.AddOption("NAME", &options->names,
                  "Of spec: sources, operations, or keys");
   help.AddFlag("--json", &options->json,
@@ -68,6 +72,7 @@ Subcommand AddHelp(Command parent) {
 Examples:
   penstock help spec
   penstock help spec image_folder
+  penstock help pack
   penstock help config
   penstock help messages)");
   return {help, [parent, options] { return Help(parent, *options); }};

@@ -250,6 +250,13 @@ TEST_F(CommandBenchTest, HelpExplainsTheKeysOfASpec) {
   EXPECT_EQ(unknown.err,
             "penstock: nothing of a spec is named 'rnage'; did you mean "
             "'range'?\n");
+  for (const char* const name : {"pack", "buckets", "megatron", "on_error"}) {
+    EXPECT_EQ(Run({"help", name}).out, Run({"help", "spec", name}).out);
+    EXPECT_THAT(Run({"help", name}).out, HasSubstr(name));
+  }
+  EXPECT_EQ(Run({"help", "range", "zip"}).out,
+            Run({"help", "spec", "range", "zip"}).out);
+  EXPECT_EQ(Run({"help", "config", "range"}).status, 2);
   EXPECT_EQ(Run({"help", "rank"}).status, 2);
   const Result general = Run({"help"});
   EXPECT_EQ(general.status, 0);

@@ -159,5 +159,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   spec.order = MegatronSource::Order::kPenstock;
   spec.samples.reset();
   CheckOpened(spec);
+  spec.sequence_length = 0;  // documents
+  CheckOpened(spec);
   return 0;
 }

@@ -369,6 +369,19 @@ def test_what_is_refused(table, photos, tmp_path):
     assert list(new.iterdir()) == []
 
 
+def test_of_a_packed_spec_the_documents_are_written(attach, tmp_path):
+    (tmp_path / "rows.jsonl").write_text('{"tokens": [1, 2, 3]}\n' * 20)
+    spec = tmp_path / "spec.yaml"
+    spec.write_text(penstock.Dataset.json_lines(tmp_path / "rows.jsonl", {
+        "tokens": {"dtype": "int32", "max_length": 3}}).batch(
+            4, pack=penstock.pack(16)).to_yaml())
+    result = run(spec, "--to", "mds", "--out", tmp_path / "out")
+    assert result.returncode == 0, result.stderr
+    assert "20 rows" in result.stdout
+    assert "the documents are written, each as a row, and not the sequences" in result.stderr
+    assert len(rows_of(attach(tmp_path / "out" / "spec.yaml"))) == 20
+
+
 def test_one_at_a_time(table, tmp_path, monkeypatch):
     (tmp_path / "slow.py").write_text(SLOW)
     monkeypatch.setenv("PENSTOCK_PYTHON_PATH", str(tmp_path))

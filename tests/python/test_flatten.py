@@ -109,6 +109,30 @@ def test_labels_are_not_of_another_document(batches, shifted):
         assert row == wanted + [-7] * (LENGTH - len(wanted))
 
 
+@pytest.mark.parametrize("shifted", [False, True])
+def test_labels_leave_out_what_the_loss_mask_does(attach, tmp_path, shifted):
+    # 5 is not in the vocabulary: its document is left out.
+    (tmp_path / "rows.jsonl").write_text("".join(f'{{"tokens": {[d] * 9}}}\n'
+                                                for d in range(1, 13)))
+    data = penstock.Dataset.json_lines(tmp_path / "rows.jsonl", {
+        "tokens": {"dtype": "int32", "max_length": 9}}).map(
+            penstock.lookup([d for d in range(13) if d != 5], oov_buckets=0, feature="tokens"))
+    trained = []
+    for batch in attach(data.on_error("skip").batch(2, pack=penstock.pack(
+            LENGTH, with_=["position_ids", "loss_mask", "seq_lens"]))):
+        for each in (batch, packing.flatten(batch), packing.flatten(batch, padding=False)):
+            found = packing.labels(each["tokens"], each["position_ids"], each["loss_mask"],
+                                   shifted=shifted)
+            without = packing.labels(each["tokens"], each["position_ids"], shifted=shifted)
+            items = each["loss_mask"] != 0
+            if shifted:
+                items[:, :-1], items[:, -1] = items[:, 1:], False
+            assert (found == np.where(items, without, -100)).all()
+        trained += found[found != -100].tolist()
+    # The number that lookup gives each; 8 of 9 items have one before them.
+    assert sorted(trained) == sorted(8 * list(range(1, 12)))
+
+
 @pytest.mark.parametrize("batch, words", [
     ({"tokens": np.zeros((2, 8))}, "no 'seq_lens': add it to `with_` of penstock.pack"),
     ({"seq_lens": np.ones((2, 3), "int32")}, "no list that is packed"),

@@ -376,6 +376,44 @@ def test_a_spec_that_cannot_be_is_an_error_of_its_key(attach, prefix, options, m
         attach(penstock.Dataset.megatron(prefix, 8, **options).batch(1), job="wrong")
 
 
+@pytest.mark.parametrize("method", ["best_fit", "split"])
+def test_without_a_length_rows_are_documents_to_pack(attach, tmp_path, method):
+    documents = documents_of(8)
+    rules.write_dataset(tmp_path / "a", documents)
+    data = penstock.Dataset.megatron(tmp_path / "a")
+    rows = rows_of(attach, data.batch(16), job="documents")
+    assert rows["tokens.length"].tolist() == [len(each) for each in documents]
+    for row, document in zip(rows["tokens"], documents):
+        assert row.tolist() == [*document, *[0] * (len(row) - len(document))]
+    rows = rows_of(attach, data.shuffle(seed=2).batch(4, pack=penstock.pack(
+        128, method=method, with_=["seq_lens", "records"])), job="packed")
+    found = {}
+    for tokens, lengths, records in zip(rows["tokens"], rows["seq_lens"], rows["records"]):
+        at = 0
+        for length, record in zip(lengths, records):
+            found.setdefault(record, []).append(tokens[at:at + length].tolist())
+            at += length
+        assert not tokens[at:].any()
+    found.pop(-1)
+    # Rows are shuffled, so the pieces of a document that is cut come in any order.
+    for record, document in enumerate(documents):
+        pieces = found.get(record, [])
+        assert list(document) in [sum(pieces, []), sum(pieces[::-1], [])]
+        assert len(pieces) <= (1 if method == "best_fit" else 2)
+    assert method == "split" or rows["seq_lens"].sum() / rows["tokens"].size > 0.97
+    part = penstock.Dataset.megatron(tmp_path / "a", split="9,1", use="valid")
+    assert len(rows_of(attach, part.batch(7), job="valid")["tokens"]) == 30
+
+
+@pytest.mark.parametrize("prefix, options", [
+    ("a", dict(samples=9)), ("a", dict(order="penstock")), ("a", dict(seed=1)),
+    ("a", dict(features=["tokens"])), (["a", "b"], {}), ("a", dict(cache="c")),
+    ("a", dict(gpt_config={"pad": 1}))], ids=str)
+def test_documents_have_nothing_of_samples(attach, prefix, options):
+    with pytest.raises(penstock.InvalidArgument, match="is of samples: give their `seq"):
+        attach(penstock.Dataset.megatron(prefix, **options).batch(1), job="wrong")
+
+
 def test_a_part_that_a_blend_takes_too_often_wants_a_surplus(attach, tmp_path):
     """Rounding up makes 25 samples of 10, half of them of the first part, which has 6."""
     rules.write_dataset(tmp_path / "a", [range(20)])

@@ -148,6 +148,27 @@ def test_no_parts_where_sequences_go_across_them(broker, tmp_path):
         reader.close()
 
 
+@pytest.mark.parametrize("pack, select", [(True, False), (False, True)])
+def test_why_other_weights_cannot_be(broker, tmp_path, pack, select):
+    (tmp_path / "a.jsonl").write_text('{"tokens": [1, 2, 3]}\n' * 200)
+    part = penstock.Dataset.json_lines(tmp_path / "a.jsonl", {
+        "tokens": {"dtype": "int64", "max_length": 3}})
+
+    def weighted(*weights):
+        data = penstock.Dataset.mix([part, part], weights, name="why")
+        return (data.take(90) if select else data).batch(
+            4, pack=penstock.pack(16, across_parts=True) if pack else None)
+    reader, = attach_all(weighted(1, 2), 1, f"why-{pack}")
+    next(iter(reader))
+    state = reader.state_dict()
+    with pytest.raises(penstock.InvalidArgument, match="only a mix has .*without `across_parts`"):
+        reader.set_weights([2, 1])
+    reader.close()
+    with pytest.raises(penstock.Error, match="weights: they change where the source is a mix, "
+                                             "with `select` in its parts and `pack` without"):
+        attach_all(weighted(2, 1), 1, f"why-not-{pack}", state=state)
+
+
 # ---- other parts
 
 @pytest.mark.parametrize("shuffle", [True, False])

@@ -310,7 +310,7 @@ MIX = penstock.Dataset.mix
     (lambda d: d.batch(4, buckets=penstock.buckets("tokens.length"),
                        pack=penstock.pack(LENGTH)), "leave out `buckets`"),
     (lambda d: penstock.Dataset.range(9).batch(4, pack=penstock.pack(LENGTH)),
-     "rows have no list to pack"),
+     "rows have no list to pack.*`megatron` gives documents without a `sequence_length`"),
 ])
 def test_what_cannot_be_packed_is_told(attach, dataset, change, words):
     with pytest.raises(penstock.InvalidArgument, match=words):

@@ -92,6 +92,40 @@ TEST_F(MegatronTest, WindowsOfTheFileCrossDocuments) {
   EXPECT_EQ(source->FileOf(0), folder_ + "/a.bin");
 }
 
+TEST_F(MegatronTest, WithoutALengthRowsAreDocuments) {
+  MegatronSource spec =
+      Spec({.lengths = {3, 0, 4, 2}, .places = {10, 0, 0, 22}}, 13);
+  spec.sequence_length = 0;
+  spec.order = MegatronSource::Order::kMegatron;
+  const auto source = Open(spec);
+  ASSERT_EQ(source->record_count(), 4u);
+  EXPECT_EQ(source->raw_spec()[0].feature.ToString(), "tokens int64 [4]");
+  EXPECT_EQ(source->raw_spec()[1].feature.ToString(), "tokens.length int64 []");
+  EXPECT_THAT(Tokens(*source, 0), ElementsAre(5, 6, 7, 0));
+  EXPECT_THAT(Tokens(*source, 1), ElementsAre(0, 0, 0, 0));
+  EXPECT_THAT(Tokens(*source, 2), ElementsAre(0, 1, 2, 3));
+  EXPECT_THAT(Tokens(*source, 3), ElementsAre(11, 12, 0, 0));
+  const Columns columns = source->columns(0);
+  const auto length = std::find_if(
+      columns.begin(), columns.end(),
+      [](const Column& each) { return each.name == "tokens.length"; });
+  ASSERT_NE(length, columns.end());
+  for (const auto& [record, items] :
+       {std::pair(0, 3), {1, 0}, {2, 4}, {3, 2}}) {
+    EXPECT_EQ(length->value(static_cast<uint64_t>(record)),
+              ColumnValue(int64_t{items}));
+    EXPECT_THAT(
+        Values<int64_t>(Record(*source, static_cast<uint64_t>(record))[1]),
+        ElementsAre(items));
+  }
+  EXPECT_EQ(source->Describe(3), folder_ + "/a.bin, document 3 (offset 22)");
+  spec.split = "1,3,0";
+  spec.use = MegatronSource::Use::kValid;
+  EXPECT_EQ(Open(spec)->Describe(2),
+            folder_ + "/a.bin, document 3 (offset 22)");
+  EXPECT_NE(Open(spec)->fingerprint(), source->fingerprint());
+}
+
 TEST_F(MegatronTest, ASplitIsARangeOfDocuments) {
   MegatronSource spec = Spec({.lengths = {4, 4, 4, 4}}, 16);
   spec.split = "1,2,1";

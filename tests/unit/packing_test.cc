@@ -1,7 +1,8 @@
 // Promise: packing puts each item of each document into exactly one place of a
 // pass, in pieces that fit and follow one another; windows have equally many
 // sequences in each pass, whose neighbours differ; and best fit fills sequences
-// of documents of real lengths to more than 99 %. Method: brute force over the
+// of documents of real lengths to more than 99 %. What is kept of windows is
+// enough for each part and each use, and reserved. Method: brute force over the
 // pieces of all sequences; best and first fit beside a search through all bins.
 #include "broker/plan/packing.h"
 
@@ -10,6 +11,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <chrono>
 #include <cmath>
 #include <map>
 #include <memory>
@@ -372,6 +374,132 @@ TEST(PackingTest, ThreadsHaveTheSameSequences) {
   }
   for (std::thread& thread : threads) thread.join();
   EXPECT_EQ(wrong, 0u);
+}
+
+// Counts how often a length is asked for.
+struct Counted {
+  StatusOr<std::shared_ptr<const Packing>> Pack(
+      const PackSpec& spec, std::vector<std::unique_ptr<Order>> documents) {
+    Packing::Options options;
+    options.spec = spec;
+    options.shuffle = ShuffleSpec{.seed = 7};
+    options.lengths = {
+        "n", [this](uint64_t record) {
+          ++asked;
+          return ColumnValue(static_cast<int64_t>(1 + record % 40));
+        }};
+    OrderBudget budget;
+    budget.reserve = [this](uint64_t bytes) {
+      reserved += bytes;
+      return OkStatus();
+    };
+    return Packing::Make(std::move(options), std::move(documents), InTurn,
+                         budget, [](uint64_t) {});
+  }
+  // Since the last call.
+  uint64_t Asked() { return asked.exchange(0); }
+
+  std::atomic<uint64_t> asked = 0;
+  uint64_t reserved = 0;
+};
+
+TEST(PackingTest, EachPartAndUseKeepsItsWindow) {
+  constexpr uint64_t kParts = 256;
+  constexpr uint64_t kOfPart = 700;
+  std::vector<std::unique_ptr<Order>> parts;
+  for (uint64_t part = 0; part < kParts; ++part) {
+    parts.push_back(AllRecords(kOfPart, part * kOfPart));
+  }
+  Counted counted;
+  const auto packing =
+      *counted.Pack({.length = 64, .window = 300}, std::move(parts));
+  std::vector<std::unique_ptr<Order>> sequences;
+  for (size_t part = 0; part < kParts; ++part) {
+    sequences.push_back(*packing->SequencesOf(part));
+  }
+  std::vector<std::shared_ptr<const void>> uses;
+  for (int i = 0; i < 3; ++i) uses.push_back(Packing::Use(packing));
+  counted.Asked();
+  // Each use is in another pass, and takes a sequence of each part in turn.
+  uint64_t pieces_of_all = 0;
+  std::vector<Piece> pieces;
+  for (uint64_t i = 0; i < sequences[0]->size(); ++i) {
+    for (uint64_t pass = 0; pass < uses.size(); ++pass) {
+      for (const auto& of_part : sequences) {
+        if (i >= of_part->size()) continue;
+        packing->PiecesOf(of_part->At(i, pass, {}).record, pass, &pieces);
+        pieces_of_all += pieces.size();
+      }
+    }
+  }
+  const uint64_t documents = uses.size() * kParts * kOfPart;
+  EXPECT_GE(pieces_of_all, documents * 9 / 10);
+  EXPECT_LE(counted.Asked(), documents + pieces_of_all);
+}
+
+TEST(PackingTest, WhatIsKeptIsReserved) {
+  constexpr uint64_t kDocuments = 200'000;
+  std::vector<std::unique_ptr<Order>> documents;
+  documents.push_back(AllRecords(kDocuments));
+  Counted counted;
+  const auto packing =
+      *counted.Pack({.length = 64, .window = kDocuments}, std::move(documents));
+  EXPECT_GE(counted.reserved, packing->memory_bytes());
+  // A record of 8 bytes, and where sequences end.
+  EXPECT_GE(packing->use_bytes(), 2 * kDocuments * sizeof(uint64_t));
+  EXPECT_LE(packing->use_bytes(), 4 * kDocuments * sizeof(uint64_t));
+  std::vector<Piece> pieces;
+  const auto asked_in = [&](uint64_t pass) {
+    counted.Asked();
+    packing->PiecesOf(0, pass, &pieces);
+    return counted.Asked();
+  };
+  for (uint64_t pass = 0; pass < 6; ++pass) {
+    EXPECT_GE(asked_in(pass), kDocuments);
+  }
+  EXPECT_LT(asked_in(5), 100u);
+  EXPECT_GE(asked_in(0), kDocuments);  // that of a former pass is gone
+  // Two somewhere else.
+  std::vector<std::shared_ptr<const void>> uses(2);
+  for (auto& use : uses) use = Packing::Use(packing);
+  for (const uint64_t pass : {5, 7, 8}) asked_in(pass);
+  for (const uint64_t pass : {0, 5, 7, 8}) EXPECT_LT(asked_in(pass), 100u);
+  uses.clear();
+  EXPECT_LT(asked_in(8), 100u);
+  EXPECT_GE(asked_in(7), kDocuments);
+}
+
+TEST(PackingTest, FewMakeLargeWindowsAtOnce) {
+  constexpr uint64_t kWindow = 1 << 20;
+  std::atomic<int> now = 0;
+  std::atomic<int> most = 0;
+  Packing::Options options;
+  options.spec = {.length = 64, .window = kWindow};
+  options.lengths = {
+      "n", [&](uint64_t record) {
+        // The first of a window.
+        if (record % kWindow == 0) {
+          most = std::max<int>(most, ++now);
+          std::this_thread::sleep_for(std::chrono::milliseconds(20));
+          --now;
+        }
+        return ColumnValue(int64_t{1});
+      }};
+  std::vector<std::unique_ptr<Order>> documents;
+  documents.push_back(AllRecords(3 * kWindow));
+  const auto at_once = [](size_t count,
+                          const std::function<Status(size_t)>& work) {
+    std::vector<std::thread> threads;
+    for (size_t i = 0; i < count; ++i) {
+      threads.emplace_back([&work, i] { EXPECT_TRUE(work(i).ok()); });
+    }
+    for (std::thread& thread : threads) thread.join();
+    return OkStatus();
+  };
+  ASSERT_TRUE(Packing::Make(std::move(options), std::move(documents), at_once,
+                            {}, [](uint64_t) {})
+                  .ok());
+  EXPECT_EQ(most, 1);
 }
 
 TEST(PackingTest, ASequenceHasAtMostSoManyDocuments) {

@@ -233,7 +233,8 @@ class Dataset:
             name)
 
     @classmethod
-    def megatron(cls, prefix: Union[Path, List[Any]], sequence_length: int, *,
+    def megatron(cls, prefix: Union[Path, List[Any]],
+                 sequence_length: Optional[int] = None, *,
                  samples: Optional[int] = None, split: Optional[str] = None,
                  use: Optional[str] = None, order: Optional[str] = None,
                  seed: Optional[int] = None, cache: Optional[Path] = None,
@@ -246,7 +247,8 @@ class Dataset:
         and .idx; of its ``BlendedDataset``, where ``prefix`` is a list of prefixes or
         of (weight, prefix). Features: ``tokens`` and ``labels`` int64
         [sequence_length], or those of ``features``, also "loss_mask", "position_ids"
-        and "dataset_id".
+        and "dataset_id". With ``sequence_length`` None the rows are the documents of one
+        prefix, ``tokens`` and ``tokens.length``, for ``penstock.pack``.
 
         Row n is Megatron's sample n: no ``shuffle``, and ``.batch(per_rank=
         micro_batch_size, last="drop")``. ``samples``: train_iters *

@@ -4,7 +4,8 @@
     flash_attn_varlen_func(q, k, v, flat["cu_seqlens"], flat["cu_seqlens"],
                            flat["max_length"], flat["max_length"], causal=True)
     loss = model(flat["input_ids"], position_ids=flat["position_ids"],
-                 labels=penstock.packing.labels(flat["input_ids"], flat["position_ids"]))
+                 labels=penstock.packing.labels(flat["input_ids"], flat["position_ids"],
+                                                flat.get("loss_mask")))
 """
 
 from __future__ import annotations
@@ -23,6 +24,10 @@ def flatten(batch: Mapping[str, Any], *, padding: bool = True,
             empty: bool = False) -> Dict[str, Any]:
     """All rows of a packed batch as one sequence, as Hugging Face's
     ``DataCollatorWithFlattening`` and FlashAttention's varlen functions take it.
+
+    The place of a document that ``on_error("skip")`` leaves out stays a segment, with
+    padding in it, also without ``padding``: where documents are is planned before they
+    are read. Its ``loss_mask`` is 0: give that to `labels`.
 
     Args:
       batch: of a ``pack`` that has "seq_lens" among its ``with_``: arrays, or tensors
@@ -80,24 +85,30 @@ def flatten(batch: Mapping[str, Any], *, padding: bool = True,
     return flat
 
 
-def labels(tokens: Any, position_ids: Any, *, shifted: bool = False,
-           ignore: int = -100) -> Any:
+def labels(tokens: Any, position_ids: Any, loss_mask: Any = None, *,
+           shifted: bool = False, ignore: int = -100) -> Any:
     """What a causal model has to predict, int64 as ``tokens``, a copy: ``ignore`` where
     that is nothing: in padding, and at the first item of each document, before which
     there is none of it.
 
     Args:
       tokens, position_ids: of a packed batch, flattened or not: ``[rows, length]``.
+      loss_mask: likewise: items where it is 0 are not predicted either: those of
+        documents that ``on_error("skip")`` leaves out, and those of a chat that are not
+        trained on. None: without it such documents are trained on as padding.
       shifted: False: of the item itself, for models that shift (Hugging Face's). True: of
         the next item, for losses that compare each output with its target.
       ignore: ``ignore_index`` of the loss.
     """
     torch = sys.modules.get("torch")
+    is_none = position_ids == 0
+    if loss_mask is not None:
+        is_none = is_none | (loss_mask == 0)
     if torch is not None and isinstance(tokens, torch.Tensor):
-        found = tokens.long().masked_fill(position_ids == 0, ignore)
+        found = tokens.long().masked_fill(is_none, ignore)
         moved = torch.full_like(found, ignore) if shifted else found
     else:
-        found = np.where(position_ids == 0, ignore, tokens).astype(np.int64)
+        found = np.where(is_none, ignore, tokens).astype(np.int64)
         moved = np.full_like(found, ignore) if shifted else found
     if shifted:
         moved[:, :-1] = found[:, 1:]
