@@ -227,6 +227,8 @@ constexpr AnswerField kBottleneck[] = {
           "only with `absent`: ranks that have not attached"),
     Maybe("to_reconnect", kNumbers,
           "only with `absent`: ranks that have not reconnected"),
+    Maybe("pids", kNumbers,
+          "only with `evicted`: those of these processes that are known"),
 };
 
 constexpr AnswerField kRank[] = {

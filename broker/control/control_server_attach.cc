@@ -111,7 +111,7 @@ StatusOr<uint32_t> ConsumersOf(const nlohmann::json& request, DeliveryMode mode,
 // Brokers on several hosts do not agree on which rank gets which batch.
 Status CheckHosts(const nlohmann::json& request, const JobOptions& options) {
   if (!options.several_hosts()) return OkStatus();
-  const uint32_t world = options.processes();
+  const uint64_t world = options.processes();
   const uint32_t local = options.local_processes();
   const DeliveryMode mode = options.delivery.mode;
   if (mode == DeliveryMode::kDynamic && !request.value("per_host", false)) {

@@ -407,7 +407,9 @@ ControlServer::Answer ControlServer::Evict(const Call& call) {
           "rank {} of job '{}' is {} processes: say which `replica`", rank,
           job->key().name, replicas);
     }
-    if (replica >= replicas) continue;
+    if (replica >= replicas ||
+        (replicas > 1 && rank >= job->options().world_size))
+      continue;
     const Status evicted =
         job->Evict(consumer ? 0 : rank * replicas + replica,
                    Format("evicted by user {}", connection->uid));

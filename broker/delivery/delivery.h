@@ -405,6 +405,9 @@ class Delivery {
   bool Filling() const;
   // dynamic: nothing is left but batches that ranks have.
   bool OnlyRanksHaveBatches() const;
+  // Seats of evicted processes that may still read slots, where a rank waits
+  // for a batch and they leave it no slot; else none.
+  std::vector<uint32_t> EvictedInTheWay();
   // A slot could be opened if there were rows for it, and none is being filled.
   bool WaitsForRows() const;
 

@@ -341,6 +341,35 @@ Delivery::SlotCounts Delivery::CountSlots() const {
   return counts;
 }
 
+std::vector<uint32_t> Delivery::EvictedInTheWay() {
+  const auto any_of = [](const auto& all, const auto& is) {
+    return std::any_of(all.begin(), all.end(), is);
+  };
+  const bool in_the_way = any_of(lanes_, [&](const Lane& lane) {
+    return !lane.HasFree(usable_slots_) && Active(lane) &&
+           any_of(lane.slots(),
+                  [](const Slot& slot) { return slot.quarantine > 0; }) &&
+           !any_of(lane.slots(),
+                   [](const Slot& slot) {
+                     return slot.state == SlotState::kFilling ||
+                            slot.state == SlotState::kReady;
+                   }) &&
+           any_of(lane.members(), [&](const auto& item) {
+             return consumers_.IsOpen(*item.second) &&
+                    FeedOf(*item.second).waiting();
+           });
+  });
+  std::vector<uint32_t> seats;
+  for (uint32_t seat = 0; in_the_way && seat < consumers_.seats(); ++seat) {
+    const Feed* const feed = consumers_.FeedAt(seat);
+    if (feed != nullptr && feed->out() > 0 &&
+        consumers_.AtSeat(seat) == nullptr) {
+      seats.push_back(seat);
+    }
+  }
+  return seats;
+}
+
 std::string Delivery::IndexError() const {
   if (violated() != nullptr) return violated();
   if (closed_) return "";

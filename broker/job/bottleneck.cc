@@ -360,8 +360,9 @@ Bottleneck Bottleneck::Of(const RecentUse& job, const PoolUse& pool,
 }
 
 nlohmann::json Bottleneck::ToJson() const {
-  constexpr const char* kNames[] = {"unknown", "ranks",     "rank",   "decode",
-                                    "storage", "producers", "python", "absent"};
+  constexpr const char* kNames[] = {"unknown", "ranks",   "rank",
+                                    "decode",  "storage", "producers",
+                                    "python",  "absent",  "evicted"};
   nlohmann::json json = {{"what", kNames[static_cast<size_t>(what)]},
                          {"text", text},
                          {"ranks_wait", ranks_wait},
@@ -380,6 +381,7 @@ nlohmann::json Bottleneck::ToJson() const {
       json["others_batch_s"] = others_batch_s;
     }
   }
+  if (what == What::kEvicted) json["pids"] = pids;
   if (!absent.empty()) {
     json["to_attach"] = RanksOf(absent.to_attach, replicas);
     json["to_reconnect"] = RanksOf(absent.to_reconnect, replicas);

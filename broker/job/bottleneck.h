@@ -38,6 +38,7 @@
 //             somebody may get was being made and no stream was starved.
 //
 // Verdict, the first that holds
+//   "evicted": a rank waits, and evicted processes that live have its slots;
 //   "absent": ranks are absent, and all others stand for longer than
 //     kStandsSeconds, or than kSecondsMin if one of them waits, whether for
 //     want of batches (broadcast) or in an all-reduce (split);
@@ -184,12 +185,14 @@ struct Bottleneck {
     kStorage,
     kProducers,
     kPython,
-    kAbsent
+    kAbsent,
+    kEvicted
   };
   What what = What::kUnknown;
   std::optional<uint32_t> rank;  // kRank
   uint32_t replicas = 1;         // processes that are one rank
   AbsentRanks absent;            // kAbsent
+  std::vector<int64_t> pids;     // kEvicted: those that are known
   double ranks_wait = 0;         // of the rank that waits most
   double behind = 0;             // kRank: that rank's
   double stands_s = 0;           // likewise

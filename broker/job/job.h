@@ -231,7 +231,10 @@ class Job {
   };
   Recent recent() const;
   // absent: ranks that are to reconnect; the job adds those that are to attach.
-  Bottleneck FindBottleneck(const PoolUse& pool, AbsentRanks absent) const;
+  // pid_of: of the process at a seat; 0: unknown.
+  Bottleneck FindBottleneck(
+      const PoolUse& pool, AbsentRanks absent,
+      const std::function<pid_t(uint32_t seat)>& pid_of) const;
 
   // ---- for workers
 

@@ -76,7 +76,7 @@ struct JobOptions {
   bool at_end = false;
 
   // Processes of all hosts, and of this one.
-  uint32_t processes() const { return world_size * replicas; }
+  uint64_t processes() const { return uint64_t{world_size} * replicas; }
   uint32_t local_processes() const { return local_world_size * local_replicas; }
   bool several_hosts() const { return local_processes() != processes(); }
 };

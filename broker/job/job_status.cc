@@ -81,7 +81,9 @@ Job::Recent Job::RecentLocked() const {
   return recent;
 }
 
-Bottleneck Job::FindBottleneck(const PoolUse& pool, AbsentRanks absent) const {
+Bottleneck Job::FindBottleneck(
+    const PoolUse& pool, AbsentRanks absent,
+    const std::function<pid_t(uint32_t seat)>& pid_of) const {
   absent.replicas = options_.replicas;
   MutexLock lock(&mutex_);
   if (!failure_.ok()) return Bottleneck::Of(recent_, pool);
@@ -110,6 +112,24 @@ Bottleneck Job::FindBottleneck(const PoolUse& pool, AbsentRanks absent) const {
         "the others wait for the end",
         RanksText(holders, options_.replicas),
         holders.size() == 1 ? "has" : "have");
+  }
+  if (const auto seats = delivery_.EvictedInTheWay();
+      absent.empty() && !seats.empty()) {
+    found.what = Bottleneck::What::kEvicted;
+    found.rank.reset();
+    std::vector<std::string> pids;
+    for (const uint32_t seat : seats) {
+      const pid_t pid = pid_of(seat);
+      if (pid > 0) found.pids.push_back(pid);
+      // It is in a PID namespace that is not visible here.
+      pids.push_back(pid > 0 ? Format("pid {}", pid) : "pid unknown");
+    }
+    found.text = Format(
+        "slots are held by {} ({}): evicted processes may read their batches "
+        "as long as they live, and the others wait for a slot: end {}, by kill "
+        "-9 where frozen",
+        Counted(seats.size(), "evicted process", "evicted processes"),
+        JoinText(pids, ", "), seats.size() == 1 ? "it" : "them");
   }
   return found;
 }

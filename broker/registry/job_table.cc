@@ -795,7 +795,11 @@ nlohmann::json JobTable::StatusJson(
         job["processes_chosen"] = why;
       }
       if (pids != nullptr) {
-        job["bottleneck"] = open->FindBottleneck(pool, absent).ToJson();
+        const auto pid_of = [&](uint32_t seat) {
+          const auto pid = pids->of_seats.find({open.get(), seat});
+          return pid == pids->of_seats.end() ? 0 : pid->second;
+        };
+        job["bottleneck"] = open->FindBottleneck(pool, absent, pid_of).ToJson();
         const auto put = [&](const char* list, const char* number,
                              const auto& from) {
           if (!job.contains(list)) return;

@@ -474,6 +474,7 @@ Status JobTable::EvictAway(const JobQuery& query, uint32_t rank,
   const auto is_awaited = [&](const Entry& entry) {
     return !entry.state.over() && query.Matches(entry.key) &&
            replica < entry.options.replicas &&
+           (entry.options.replicas == 1 || rank < entry.options.world_size) &&
            Away(entry).count(number_in(entry)) > 0;
   };
   std::vector<JobKey> keys;

@@ -167,11 +167,11 @@ constexpr RequestField kAttach[] = {
     {"world_size", Number(1, kWorldSizeMax), "ranks of all hosts", kAlways},
     {"local_world_size", Number(1, kLocalRanksMax),
      "ranks of this host, or with replicas here", kAlways},
-    {"replica", Number(0, kLocalRanksMax - 1),
+    {"replica", Number(0, kWorldSizeMax - 1),
      "its number among the processes that are this rank; absent: 0"},
-    {"replicas", Number(1, kLocalRanksMax),
-     "split: processes that are one rank, each of which gets its batches; "
-     "absent: 1"},
+    {"replicas", Number(1, kWorldSizeMax),
+     "split: processes of all hosts that are one rank, each of which gets its "
+     "batches; absent: 1"},
     {"local_replicas", Number(1, kLocalRanksMax),
      "those of each of these ranks on this host; absent: all"},
     {"delivery", OneOf(kDeliveryModeNames), "absent: split"},
@@ -268,7 +268,7 @@ constexpr AnswerField kWeightsAnswer[] = {
 };
 constexpr RequestField kEvict[] = {
     {"rank", Number(0, kWorldSizeMax), "number of the rank", kAlways},
-    {"replica", Number(0, kLocalRanksMax - 1),
+    {"replica", Number(0, kWorldSizeMax - 1),
      "which of its processes; needed where a rank is several"}};
 constexpr RequestField kStop[] = {
     {"now", Flag(), "batches that no rank has taken are taken back"}};

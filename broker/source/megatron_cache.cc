@@ -381,7 +381,10 @@ StatusOr<MegatronArrays> MegatronCache::Load(const MegatronDescription& wanted,
       }));
   const Status status =
       CheckMegatronArrays(arrays, index, range, rules, progress);
-  if (!status.ok()) return status.Prepend(base + "*");
+  if (!status.ok()) {
+    return status.Prepend(
+        base + "* (delete these files of a cache to have it built anew)");
+  }
   return arrays;
 }
 

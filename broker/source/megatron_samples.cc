@@ -7,6 +7,7 @@
 
 #include "broker/index/values.h"
 #include "common/exact_max.h"
+#include "common/hash.h"
 
 namespace penstock {
 namespace {
@@ -475,6 +476,23 @@ StatusOr<MegatronArrays> BuildMegatronArrays(const MegatronIndex& index,
   return arrays;
 }
 
+namespace {
+
+// Whether the numbers from `first` on come so many times each: by sums of their
+// hashes, which need no memory. A file that lost its end has zeros.
+bool EachComes(const NumberArray<uint32_t>& numbers, uint64_t first,
+               uint64_t times) {
+  uint64_t sum = 0;
+  uint64_t wanted = 0;
+  for (uint64_t i = 0; i < numbers.size(); ++i) sum += Mix64(numbers[i]);
+  for (uint64_t i = 0; i < numbers.size() / times; ++i) {
+    wanted += times * Mix64(first + i);
+  }
+  return sum == wanted;
+}
+
+}  // namespace
+
 Status CheckMegatronArrays(const MegatronArrays& arrays,
                            const MegatronIndex& index, MegatronRange range,
                            const MegatronRules& rules, OpenProgress* progress) {
@@ -486,6 +504,11 @@ Status CheckMegatronArrays(const MegatronArrays& arrays,
           "document {} of the order is {}, which is none of {} to {}", i,
           documents[i], range.begin, range.end);
     }
+  }
+  const uint64_t passes = documents.size() / (range.end - range.begin);
+  if (!EachComes(documents, range.begin, passes)) {
+    return DataLossError("document_index.npy does not have each document {}",
+                         passes == 1 ? "once" : Format("{} times", passes));
   }
   for (uint64_t sample = 0; sample < arrays.shuffled.size(); ++sample) {
     if (sample % kCheckEach == 0) {
@@ -533,6 +556,11 @@ Status CheckMegatronArrays(const MegatronArrays& arrays,
                            sample, arrays.shuffled[sample],
                            arrays.shuffled.size());
     }
+  }
+  if (!EachComes(arrays.shuffled, 0, 1)) {
+    return DataLossError(
+        "shuffle_index.npy does not have each of {} samples once",
+        arrays.shuffled.size());
   }
   return OkStatus();
 }

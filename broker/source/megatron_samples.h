@@ -106,7 +106,8 @@ StatusOr<MegatronArrays> BuildMegatronArrays(const MegatronIndex& index,
                                              const MegatronRules& rules,
                                              OpenProgress* progress);
 // Arrays that Megatron has left, of these sizes. DataLoss: samples that do not
-// lie in the documents, or have other lengths than the rules say.
+// lie in the documents, or have other lengths than the rules say; documents or
+// samples of which some come oftener than others.
 Status CheckMegatronArrays(const MegatronArrays& arrays,
                            const MegatronIndex& index, MegatronRange range,
                            const MegatronRules& rules, OpenProgress* progress);

@@ -193,13 +193,20 @@ StatusOr<RankNumbers> FindReplicaNumbers(const AttachOptions& options,
     return numbers;
   }
   const int64_t local = launch.local_world_size;
+  // Where processes are dealt out to hosts in turn, one of them begins its host
+  // in the middle of a rank.
   if (numbers.rank * n + numbers.replica != launch.rank ||
-      (local % n != 0 && n % local != 0)) {
+      (local % n != 0 && n % local != 0) ||
+      (launch.local_rank >= 0 &&
+       (launch.rank - launch.local_rank) % std::min(local, n) != 0)) {
     return InvalidArgumentError(
-        "replicas: {}: {} of {} processes are on this host: give "
+        "replicas: {}: {} of {} processes are on this host{}: give "
         "`local_world_size`, the ranks that have replicas here, and "
         "`local_replicas`, how many of each",
-        n, local, launch.world_size);
+        n, local, launch.world_size,
+        launch.local_rank < 0 ? ""
+                              : Format(", and process {} is number {} of these",
+                                       launch.rank, launch.local_rank));
   }
   numbers.local_replicas = std::min(local, n);
   numbers.local_world_size = local / numbers.local_replicas;
@@ -209,8 +216,10 @@ StatusOr<RankNumbers> FindReplicaNumbers(const AttachOptions& options,
 StatusOr<int64_t> ReplicasOf(const AttachOptions& options,
                              const Environment& environment) {
   int64_t replicas = options.replicas;
+  // A trainer may have other jobs, too, where each process is a rank.
+  const bool split = options.delivery.empty() || options.delivery == "split";
   if (const auto text = environment("PENSTOCK_REPLICAS");
-      replicas == 0 && text.has_value()) {
+      replicas == 0 && split && text.has_value()) {
     PENSTOCK_ASSIGN_OR_RETURN(replicas, CountIn("PENSTOCK_REPLICAS", *text, 1));
   }
   replicas = std::max<int64_t>(replicas, 1);

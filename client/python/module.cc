@@ -544,17 +544,18 @@ PyObject* OwnBroker(PyObject*, PyObject*) {
 }
 
 // The launcher that started this process ("none": no launcher), its number of
-// ranks, this one's rank, and the number of ranks on this host. A variable that
-// is wrong is an error of attach.
+// ranks, this one's rank, the number of ranks on this host, and its number
+// among these (-1: unknown). A variable that is wrong is an error of attach.
 PyObject* Launch(PyObject*, PyObject*) {
   return Entry([] {
     const auto found = penstock::DetectLaunch(penstock::ProcessEnvironment());
     const penstock::LaunchInfo info =
         found.ok() ? *found : penstock::LaunchInfo{};
-    return Py_BuildValue("(NLLL)", ToPython(info.launcher),
+    return Py_BuildValue("(NLLLL)", ToPython(info.launcher),
                          static_cast<long long>(info.world_size),
                          static_cast<long long>(info.rank),
-                         static_cast<long long>(info.local_world_size));
+                         static_cast<long long>(info.local_world_size),
+                         static_cast<long long>(info.local_rank));
   });
 }
 

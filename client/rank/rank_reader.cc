@@ -174,7 +174,7 @@ Status RankReader::ClosedStatus() const {
     case Closed::kFinished:
       return OkStatus();
     case Closed::kRecalled:
-      return AbortedError("the broker detached rank {} of job '{}': {}", rank_,
+      return AbortedError("the broker detached rank {} of job '{}': {}", name(),
                           job_, reason);
     case Closed::kFailed:
     case Closed::kEvicted:
@@ -244,7 +244,7 @@ StatusOr<RankReader::Result> RankReader::HandOut(Batch** batch) {
   return DeadlineExceededError(
       "no batch for rank {} of job '{}' within {} s{}{}; `penstock status` "
       "says what the job waits for",
-      rank_, job_, timeout_s, why.empty() ? "" : ": ", why);
+      name(), job_, timeout_s, why.empty() ? "" : ": ", why);
 }
 
 StatusOr<RankReader::Ready> RankReader::WaitUntilReady(double timeout_s) {
@@ -313,7 +313,7 @@ StatusOr<RankReader::Result> RankReader::Next(double timeout_s, Batch** batch) {
     return ResourceExhaustedError(
         "rank {} holds {}, the most it may hold at once: release one before "
         "the next, or raise `hold:` in the dataset's spec",
-        rank_, Counted(hold_, "batch", "batches"));
+        name(), Counted(hold_, "batch", "batches"));
   }
   if (repeated_ != nullptr) {
     // The one batch for ever; its lease is never given back.

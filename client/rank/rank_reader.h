@@ -29,6 +29,7 @@
 #include "common/job_state.h"
 #include "common/layout.h"
 #include "common/message.h"
+#include "common/quantity.h"
 #include "common/segment.h"
 #include "common/status.h"
 
@@ -95,6 +96,11 @@ class RankReader {
   int64_t world_size() const { return world_size_; }
   int64_t replica() const { return replica_; }
   int64_t replicas() const { return request_.value("replicas", int64_t{1}); }
+  // For messages.
+  std::string name() const {
+    const auto of = static_cast<uint32_t>(replicas());
+    return RankName(static_cast<uint32_t>(rank_ * of + replica_), of);
+  }
   const std::string& job() const { return job_; }
   // With kAnySize where batches differ.
   const ElementSpec& element_spec() const { return element_spec_; }

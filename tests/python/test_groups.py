@@ -244,6 +244,62 @@ def test_a_member_that_is_killed_is_replaced(in_broker, tmp_path, request):
                   for row in rows) == list(range(240))
 
 
+STUCK = """
+import sys
+import penstock
+with penstock.attach(sys.argv[2], 0, 2, replica=1, replicas=2, local_world_size=2,
+                     job=sys.argv[1], timeout_s=60) as reader:
+    for _ in range(5):
+        held = reader.next()
+    print("holds", flush=True)
+    sys.stdin.readline()
+    try:
+        reader.next()
+    except penstock.Aborted as error:
+        print(error, flush=True)
+"""
+
+
+def test_evicted_members_that_live_are_named(broker, attach, tmp_path):
+    """Each keeps a slot of its rank from the others until it ends."""
+    job, spec = "frozen", tmp_path / "spec.yaml"
+    spec.write_text("dataset: frozen\nsource: {range: 4000}\nbatch: {size: 8}\nepochs: 1\n"
+                    "prefetch: 1\nhold: 2\n")
+
+    def drain(replica):
+        return sum(1 for _ in attach(str(spec), 0, 2, replica=replica, replicas=2,
+                                     local_world_size=2, job=job))
+
+    with ThreadPoolExecutor(4) as pool:
+        drains = [pool.submit(drain, 0)]
+        others = [pool.submit(attach, str(spec), 1, 2, replica=replica, replicas=2,
+                              local_world_size=2, job=job) for replica in range(2)]
+        frozen = []
+        for _ in range(3):
+            frozen.append(subprocess.Popen([sys.executable, "-c", STUCK, job, spec], text=True,
+                                           stdin=subprocess.PIPE, stdout=subprocess.PIPE))
+            assert frozen[-1].stdout.readline() == "holds\n"
+            subprocess.run([command(), "evict", job, "0", "--replica", "1"], check=True,
+                           capture_output=True)
+        drains.append(pool.submit(drain, 1))
+        until = time.monotonic() + 60
+        while (found := status(broker, job)["bottleneck"])["what"] != "evicted":
+            assert time.monotonic() < until, found
+            time.sleep(0.1)
+        assert sorted(found["pids"]) == sorted(each.pid for each in frozen)
+        assert found["text"].startswith("slots are held by 3 evicted processes (pid ")
+        assert "end them, by kill -9 where frozen" in found["text"]
+        # What it is told names its replica.
+        told, _ = frozen[0].communicate("\n", timeout=60)
+        assert f"detached rank 0 (replica 1) of job '{job}': evicted by user" in told
+        for each in frozen[1:]:
+            each.kill()
+            each.communicate()
+        assert drains[0].result() == 500 and drains[1].result() > 0
+        for each in others:
+            each.result().close()
+
+
 def test_a_rank_goes_with_one_of_its_members(in_broker, tmp_path, request):
     processes = Processes(tmp_path, 3, 2, request.node.name, "shrink")
     processes.wait_for(2, 1, 5)
@@ -345,6 +401,8 @@ def test_a_mesh_that_does_not_divide_the_world_is_refused(launched):
         parallel.of_mesh(Mesh(None, (2, 4)))
     with pytest.raises(ValueError, match="tp is 0; wanted 1 or more"):
         parallel.of_sizes(dp=8, tp=0)
+    with pytest.raises(TypeError, match="float"):
+        parallel.of_sizes(dp=2.0, tp=4)
     launched(6, 0, 3)
     with pytest.raises(ValueError, match="of the 3 processes of this host, some ranks"):
         parallel.of_sizes(dp=3, tp=2)
@@ -354,6 +412,138 @@ def test_data_names_are_given(launched):
     launched(8, 5)
     assert parallel.of_mesh(Mesh(("rows", "model"), (2, 4)), data=["rows"]).rank == 1
     assert parallel.of_sizes(("rows",), rows=2, model=4).replica == 1
+    assert parallel.of_mesh(Mesh(("rows", "columns"), (2, 4)), data=[]).replicas == 8
+    with pytest.raises(ValueError, match="no dimension 'rows'; it has row, tp"):
+        parallel.of_sizes(data=["rows"], row=2, tp=4)
+    for of in (lambda data: parallel.of_sizes(data=data, dp=2, tp=4),
+               lambda data: parallel.of_mesh(Mesh(("dp", "tp"), (2, 4)), data=data)):
+        with pytest.raises(TypeError, match="wanted names, .'dp_outer'., got a text"):
+            of("dp_outer")
+
+
+@pytest.mark.parametrize("names", [
+    ("replicate", "shard"), ("data_parallel", "tensor_parallel"), ("ddp", "tp"),
+    ("dp_rep", "tp"), ("hsdp", "cp"), ("fsdp", "tensor"), ("data", "model")])
+def test_names_that_frameworks_use(launched, names):
+    launched(8, 5)
+    both = names == ("replicate", "shard")
+    layout = parallel.of_mesh(Mesh(names, (2, 4)))
+    assert (layout.rank, layout.replica) == ((5, 0) if both else (1, 1))
+    if names[0] == "data":
+        with pytest.raises(TypeError, match="got 2: where it is a size, call it `dp`"):
+            parallel.of_sizes(data=2, model=4)
+    else:
+        assert parallel.of_sizes(**dict(zip(names, (2, 4)))) == layout
+
+
+@pytest.mark.parametrize("names", [("rows", "columns"), ("dp", "columns"), ("columns", "tp")])
+def test_a_dimension_that_may_be_data_parallel_is_asked_for(launched, names):
+    launched(8, 5)
+    text = f"has {', '.join(names)}; whether '{'rows' if 'rows' in names else 'columns'}' is"
+    for of in (lambda: parallel.of_mesh(Mesh(names, (2, 4))),
+               lambda: parallel.of_sizes(**dict(zip(names, (2, 4))))):
+        with pytest.raises(ValueError, match=text + ".*data=.....*data=.. if all processes"):
+            of()
+    # A dimension of one process decides nothing.
+    assert parallel.of_sizes(columns=1, dp=8).rank == 5
+
+
+def test_the_module_needs_no_import_of_its_own():
+    program = ("import penstock\n"
+               "assert penstock.parallel.of_sizes(process=1, dp=2, tp=4).replica == 1\n"
+               "assert penstock.packing.flatten and not hasattr(penstock, 'paralel')\n"
+               "import sys; assert 'torch' not in sys.modules\n")
+    subprocess.run([sys.executable, "-c", program], check=True)
+
+
+# ---- the processes of a host
+
+
+def test_a_rank_of_more_replicas_than_a_host_has_processes(attach, rows):
+    # A mesh of 16,384 processes, eight on a host.
+    layout = parallel.of_sizes(process=9, here=range(8, 16), pp=16, dp=8, cp=16, tp=8)
+    assert (layout.replicas, layout.local_replicas) == (2048, 8)
+    reader = attach(rows, **layout.options())
+    assert (reader.replica, reader.replicas, reader.world_size) == (9, 2048, 8)
+    with pytest.raises(penstock.InvalidArgument, match="at most 1048576 processes are allowed"):
+        attach(rows, 0, 1 << 20, job="all", replica=0, replicas=1 << 13, local_world_size=1,
+               local_replicas=1)
+    with pytest.raises(penstock.InvalidArgument, match="1024 on a host"):
+        attach(rows, 0, 1024, job="host", replica=0, replicas=2)
+
+
+@pytest.mark.parametrize("this, local_rank, local, found", [
+    (0, 0, 2, (0, 5, 0, 1, 2, 1)), (2, 0, 3, (2, 5, 0, 1, 3, 1)), (4, 2, 3, (4, 5, 0, 1, 3, 1))])
+def test_hosts_of_unequal_numbers_of_processes(launched, monkeypatch, this, local_rank, local,
+                                               found):
+    launched(5, this, local)
+    monkeypatch.setenv("LOCAL_RANK", str(local_rank))
+    assert tuple(parallel.of_sizes(dp=5).options().values()) == found
+
+
+def test_a_rank_whose_replicas_begin_on_the_host_before(launched, monkeypatch):
+    # Hosts of 3 and 5 processes: of rank 0 one replica is on the second.
+    launched(8, 3, 5)
+    monkeypatch.setenv("LOCAL_RANK", "0")
+    with pytest.raises(ValueError, match="of the 5 processes of this host, some ranks"):
+        parallel.of_sizes(dp=2, tp=4)
+
+
+@pytest.fixture
+def dealt(monkeypatch):
+    """By mpirun, to hosts in turn."""
+    def launch(processes, this, hosts):
+        for name, value in (("RANK", this), ("SIZE", processes), ("LOCAL_RANK", this // hosts),
+                            ("LOCAL_SIZE", processes // hosts)):
+            monkeypatch.setenv("OMPI_COMM_WORLD_" + name, str(value))
+    return launch
+
+
+def test_processes_that_are_dealt_to_hosts_in_turn(dealt, attach, rows):
+    refused = []
+    for this in range(4):
+        dealt(4, this, 2)
+        try:
+            parallel.of_sizes(dp=2, tp=2)
+        except ValueError as error:
+            assert "whether these follow one another" in str(error)
+            assert "of_data_rank" in str(error)
+            refused.append(this)
+    # Others may be told nothing: one error ends a launch.
+    assert refused == [1, 2]
+    layout = parallel.of_sizes(dp=2, tp=2, process=2, here=[0, 2])
+    assert tuple(layout.options().values()) == (1, 2, 0, 2, 2, 1)
+    dealt(4, 1, 2)
+    with pytest.raises(penstock.InvalidArgument, match="process 1 is number 0 of these: give"):
+        attach(rows, replicas=2)
+
+
+def test_hosts_that_the_launcher_tells_wrong(launched, monkeypatch):
+    launched(8, 5, 3)
+    monkeypatch.setenv("LOCAL_RANK", "3")
+    with pytest.raises(ValueError, match="process 5 of 8 is number 3 of 3 on this host"):
+        parallel.of_sizes(dp=8)
+    monkeypatch.delenv("LOCAL_RANK")
+    with pytest.raises(ValueError, match="process 5 of 8 is one of 3 on this host"):
+        parallel.of_sizes(dp=8)
+    launched(8, 5, 4)
+    monkeypatch.delenv("LOCAL_RANK")
+    assert parallel.of_sizes(dp=8).local_world_size == 4
+
+
+def test_a_dry_run_needs_no_launcher(monkeypatch):
+    monkeypatch.setitem(sys.modules, "torch.distributed", None)
+    assert [parallel.of_sizes(process=this, pp=2, dp=2, tp=2).rank for this in range(8)] == [
+        0, 0, 1, 1, 0, 0, 1, 1]
+    hosts = parallel.of_sizes(process=5, here=range(4, 8), dp=2, tp=4)
+    assert tuple(hosts.options().values()) == (1, 2, 1, 4, 1, 4)
+    assert parallel.of_sizes(dp=1).world_size == 1
+    with pytest.raises(ValueError, match="no launcher and no torch.*takes `process`"):
+        parallel.of_sizes(dp=2, tp=4)
+    with pytest.raises(ValueError, match="process 8 of 8: they count from 0 to 7"):
+        parallel.of_sizes(process=8, dp=2, tp=4)
+    with pytest.raises(ValueError, match="here: wanted numbers below 8, with 5"):
+        parallel.of_sizes(process=5, here=range(4), dp=2, tp=4)
 
 
 class Megatron:
@@ -522,6 +712,21 @@ def test_ranks_of_the_command(tmp_path, rows):
                              capture_output=True, text=True)
     assert refused.returncode == 2
     assert "--ranks 3 is no multiple of --replicas 2" in refused.stderr
+
+
+def test_other_jobs_of_a_trainer_of_replicas(attach, launched, rows, monkeypatch):
+    launched(4, 3)
+    monkeypatch.setenv("PENSTOCK_REPLICAS", "2")
+    assert (lambda reader: (reader.rank, reader.replica))(attach(rows, job="train")) == (1, 1)
+    for delivery in ("broadcast", "dynamic", "independent"):
+        reader = attach(rows, job=delivery, delivery=delivery)
+        assert (reader.replicas, reader.world_size) == (1, 4)
+    context = []
+    attach(lambda its: context.append(its) or rows, job="of", delivery="dynamic")
+    assert context == [penstock.InputContext(4, 3, 4)]
+    assert attach(rows, job="alone", replicas=1).rank == 3
+    with penstock.replicas(rows, 2, job="devices") as devices:
+        assert [(each.rank, each.world_size) for each in devices.readers] == [(6, 8), (7, 8)]
 
 
 # ---- context parallel

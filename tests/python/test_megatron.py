@@ -202,6 +202,25 @@ def test_a_cache_of_another_configuration_is_named(attach, tmp_path):
     fails(penstock.DataLoss, r"document_index.npy: float64 \[300\]; wanted int32 \[n\]")
 
 
+@pytest.mark.parametrize("samples, name, damage, message", [
+    (None, "shuffle_index", lambda array: array.fill(0), "does not have each of .* samples once"),
+    (None, "shuffle_index", lambda array: array[3:5].fill(7), "does not have each of"),
+    (None, "document_index", lambda array: array.fill(0), "does not have each document once"),
+    (900, "document_index", lambda array: array[-3:].fill(0), "does not have each document 6 t")])
+def test_a_cache_that_a_crash_has_cut_is_refused(attach, tmp_path, samples, name, damage, message):
+    # Documents of one length, so that samples lie in them whatever their order is.
+    documents = [np.full(50, i, np.uint16) for i in range(100)]
+    rules.write_dataset(tmp_path / "a", documents)
+    base, _ = leave_cache(tmp_path / "cache", tmp_path / "a",
+                          rules.Gpt(documents, 32, samples=samples), samples, None)
+    array = np.load(f"{base}{name}.npy")
+    damage(array)
+    np.save(f"{base}{name}.npy", array)
+    with pytest.raises(penstock.DataLoss, match=f"delete these files.*{name}.npy {message}"):
+        attach(penstock.Dataset.megatron(tmp_path / "a", 32, samples=samples,
+                                         cache=tmp_path / "cache").batch(1))
+
+
 def test_a_blend_of_a_cache(attach, tmp_path):
     made, prefixes = blend_of(tmp_path, [100, 200])
     weights = rules.normalized([3, 7])

@@ -95,6 +95,7 @@ TEST_F(StatusFieldsTest, AnswerHasTheDeclaredFieldsAndNoOthers) {
                                       "job.waits_for",
                                       "job.kept_s",
                                       "bottleneck.to_attach",
+                                      "bottleneck.pids",  // test_groups.py
                                       "rank.node",
                                       "rank.memory_node",
                                       "bottleneck.batch_s",

@@ -9,11 +9,15 @@
 
 Also here: ``penstock.Dataset`` (a spec written in Python), ``penstock.broker`` (a
 private broker), ``penstock.producer`` (feeds rows that a process makes); and the
-modules ``penstock.torch`` (a DataLoader) and ``penstock.tf`` (a tf.data.Dataset).
+modules ``penstock.torch`` (a DataLoader), ``penstock.tf`` (a tf.data.Dataset),
+``penstock.parallel`` (ranks of several processes) and ``penstock.packing`` (packed
+batches), which are imported when they are first used.
 
 Errors are subclasses of ``penstock.Error``; times are seconds; one thread at a
 time uses a Reader or a Producer.
 """
+
+from typing import TYPE_CHECKING
 
 from penstock._core import PADDING_ID
 from penstock._core import version as __version__
@@ -42,6 +46,16 @@ from penstock.producer import Producer, producer
 from penstock.reader import (EndOfData, EndOfEpoch, Epoch, InputContext, Reader,
                              attach)
 from penstock.replicas import Replicas, global_arrays, replicas
+
+if TYPE_CHECKING:
+    from penstock import packing, parallel, tf, torch
+else:
+    def __getattr__(name):
+        # They are slow to import, or need what is not installed.
+        if name not in ("packing", "parallel", "tf", "torch"):
+            raise AttributeError(f"module 'penstock' has no attribute {name!r}")
+        import importlib
+        return importlib.import_module(f"penstock.{name}")
 
 __all__ = [
     "Aborted", "AlreadyExists", "Batch", "Broker", "Cancelled", "DataLoss",

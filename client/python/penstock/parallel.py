@@ -17,16 +17,26 @@ import collections
 import dataclasses
 import importlib
 import math
+import operator
 import os
 import socket as sockets
+import sys
 from typing import Any, Dict, List, Optional, Sequence, Tuple
 
 import numpy as np
 
 from penstock import _core
 
-# Names of the dimensions of a mesh that are data parallel: torchtitan's and others'.
-DATA = ("dp", "dp_replicate", "dp_shard", "fsdp", "data", "batch")
+# Names of the dimensions of a mesh that are data parallel: those of PyTorch's recipes,
+# torchtitan, Lightning, Accelerate, Megatron-FSDP and JAX's models.
+DATA = ("batch", "data", "data_parallel", "ddp", "dp", "dp_inter", "dp_outer", "dp_rep",
+        "dp_replicate", "dp_shard", "dp_shard_in_ep", "dp_shard_mod_ep", "fsdp", "hsdp",
+        "replica", "replicate", "shard")
+# Those whose processes get the same batches. Expert parallel ones are not here: they may
+# be data parallel, too.
+MODEL = ("context", "context_parallel", "cp", "model", "model_parallel", "mp", "pipe",
+         "pipeline", "pipeline_parallel", "pp", "sequence", "sequence_parallel", "sp", "stage",
+         "tensor", "tensor_parallel", "tp")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,41 +59,46 @@ def of_mesh(mesh: Any, data: Optional[Sequence[str]] = None) -> Layout:
     """Of a DeviceMesh of ``torch.distributed`` that has all processes.
 
     Args:
-      data: the names of its data-parallel dimensions. None: those of ``DATA`` that it
-        has. All others are replicas.
+      data: the names of its data-parallel dimensions; [] if all processes are one rank.
+        None: those of ``DATA`` that it has. All others are replicas.
 
     Raises:
-      ValueError: it has no such names, or not all processes.
+      ValueError: it has not all processes, no such names, or, without ``data``, one that
+        is neither in ``DATA`` nor in ``MODEL``.
     """
     names = mesh.mesh_dim_names
     if not names:
         raise ValueError("the mesh's dimensions have no names: give init_device_mesh "
                          "`mesh_dim_names`")
-    if isinstance(data, str):
-        raise TypeError(f"data: wanted names, ({data!r},), got a text")
-    missing = [name for name in data or () if name not in names]
-    if missing:
-        raise ValueError(f"data: the mesh has no dimension {missing[0]!r}; it has "
-                         f"{', '.join(names)}")
-    chosen = [name in (DATA if data is None else data) for name in names]
-    grid = np.asarray(mesh.mesh)
-    return _of_grid(grid, chosen, "the mesh " + " × ".join(
-        f"{name} {size}" for name, size in zip(names, grid.shape)))
+    return _of_grid(np.asarray(mesh.mesh), names, data, "the mesh", _launch())
 
 
-def of_sizes(data: Sequence[str] = DATA, **sizes: int) -> Layout:
+def of_sizes(data: Optional[Sequence[str]] = None, *, process: Optional[int] = None,
+             here: Optional[Sequence[int]] = None, **sizes: int) -> Layout:
     """Of a mesh of these sizes, the outermost first, whose processes are numbered as
     the launcher's ranks are: ``of_sizes(pp=2, dp=2, tp=2)``.
 
+    Args:
+      data: as of ``of_mesh``.
+      process: the number of this process. None: from the launcher or
+        ``torch.distributed``, else 0 of 1. Where it is given, the mesh has as many
+        processes as the sizes say: a dry run needs no launcher.
+      here: the numbers of the processes of this host. None: from the launcher; with
+        ``process`` all.
+
     Raises:
-      ValueError: their product is not the number of processes.
+      ValueError: their product is not the number of processes; as of ``of_mesh``.
     """
     for name, size in sizes.items():
-        if size < 1:
+        if operator.index(size) < 1:
             raise ValueError(f"{name} is {size}; wanted 1 or more")
     grid = np.arange(math.prod(sizes.values())).reshape(tuple(sizes.values()))
-    return _of_grid(grid, [name in data for name in sizes], " × ".join(
-        f"{name} {size}" for name, size in sizes.items()) or "an empty mesh")
+    launch = _launch() if process is None else _Launch(
+        grid.size, operator.index(process), grid.size, operator.index(process), "process")
+    if not 0 <= launch.this < launch.processes:
+        raise ValueError(f"process {launch.this} of {launch.processes}: they count from 0 to "
+                         f"{launch.processes - 1}")
+    return _of_grid(grid, list(sizes), data, "", launch, here)
 
 
 def of_torchtitan(dims: Any) -> Layout:
@@ -224,20 +239,80 @@ def slice_of(sequences: Any, number: int, size: int, *, dim: int = 1,
     return importlib.import_module("torch").cat(views, dim)
 
 
-def _of_grid(grid: np.ndarray, is_data: Sequence[bool], what: str) -> Layout:
-    """grid: the number of the process at each place of a mesh."""
-    processes, this, local = _launch()
+@dataclasses.dataclass(frozen=True)
+class _Launch:
+    processes: int
+    this: int
+    local: int  # how many are on this host
+    local_rank: int  # among these; -1: unknown
+    launcher: str
+
+    def here(self) -> Sequence[int]:
+        """The numbers of the processes of this host, which follow one another."""
+        equal = self.processes % self.local == 0  # hosts may have equally many
+        first = self.this - self.local_rank
+        if self.local_rank < 0 and equal:
+            first = self.this // self.local * self.local
+        # These launchers may deal processes out to hosts in turn: where they do, a host
+        # begins elsewhere than behind hosts of its own size.
+        in_turn = self.launcher in ("Horovod", "OpenMPI", "Slurm") and first % self.local != 0
+        if (in_turn or self.local_rank >= self.local or (self.local_rank < 0 and not equal)
+                or first < 0 or first + self.local > self.processes):
+            raise ValueError(
+                f"process {self.this} of {self.processes} is "
+                f"{'one' if self.local_rank < 0 else f'number {self.local_rank}'} of "
+                f"{self.local} on this host ({self.launcher}): whether these follow one another "
+                "is not known: ask all processes by `penstock.parallel.of_data_rank`, or say "
+                "which are `here` to `of_sizes`")
+        return range(first, first + self.local)
+
+
+def _is_data(names: Sequence[str], sizes: Sequence[int],
+             data: Optional[Sequence[str]]) -> List[bool]:
+    """Which of a mesh's dimensions are data parallel."""
+    if isinstance(data, (str, bytes)):
+        raise TypeError(f"data: wanted names, [{data!r}], got a text")
+    if isinstance(data, int):
+        raise TypeError(f"data: wanted names, got {data}: where it is a size, call it `dp`")
+    missing = [name for name in data or () if name not in names]
+    if missing:
+        raise ValueError(f"data: the mesh has no dimension {missing[0]!r}; it has "
+                         f"{', '.join(names) or 'none'}")
+    unknown = [name for name, size in zip(names, sizes)
+               if size > 1 and name not in DATA + MODEL]
+    if data is None and unknown:
+        raise ValueError(
+            f"the mesh has {', '.join(names)}; whether {unknown[0]!r} is data parallel is not "
+            "known: name the dimensions that are, data=[...], or data=[] if all processes "
+            "are one rank")
+    return [name in (DATA if data is None else data) for name in names]
+
+
+def _of_grid(grid: np.ndarray, names: Sequence[str], data: Optional[Sequence[str]], whose: str,
+             launch: _Launch, here: Optional[Sequence[int]] = None) -> Layout:
+    """grid: the number of the process at each place of a mesh; here: None, as launch says."""
+    is_data = _is_data(names, grid.shape, data)
+    what = " ".join(filter(None, [whose, " × ".join(
+        f"{name} {size}" for name, size in zip(names, grid.shape)) or "an empty mesh"]))
+    processes = launch.processes
     if sorted(grid.flat) != list(range(processes)):
         hint = ("" if processes % grid.size else
                 ": give the whole mesh, not a part of it, with the dimensions of all")
+        if launch.launcher == "none":
+            hint = ": no launcher and no torch.distributed tell of others: `of_sizes` takes " \
+                   "`process`"
         raise ValueError(f"{what} has {grid.size} of {processes} processes{hint}")
-    data = [axis for axis, chosen in enumerate(is_data) if chosen]
-    others = [axis for axis, chosen in enumerate(is_data) if not chosen]
-    ranks = math.prod(grid.shape[axis] for axis in data)
+    chosen = [axis for axis, each in enumerate(is_data) if each]
+    others = [axis for axis, each in enumerate(is_data) if not each]
+    ranks = math.prod(grid.shape[axis] for axis in chosen)
     # By rank and replica: the process.
-    members = grid.transpose(data + others).reshape(ranks, -1).tolist()
-    first = this // local * local
-    return _of_members(members, this, range(first, min(first + local, processes)), what)
+    members = grid.transpose(chosen + others).reshape(ranks, -1).tolist()
+    if here is None:
+        here = launch.here()
+    elif launch.this not in here or not set(here) <= set(range(processes)):
+        raise ValueError(f"here: wanted numbers below {processes}, with {launch.this}, this "
+                         f"process's, among them; got {list(here)}")
+    return _of_members(members, launch.this, sorted(set(here)), what)
 
 
 def _of_members(members: Sequence[Sequence[int]], this: int, here: Sequence[int],
@@ -255,12 +330,14 @@ def _of_members(members: Sequence[Sequence[int]], this: int, here: Sequence[int]
     return Layout(rank, len(members), replica, len(members[0]), len(local), replicas)
 
 
-def _launch() -> Tuple[int, int, int]:
-    """The number of processes, of this one, and how many are on its host."""
-    name, processes, this, local = _core.launch()
-    if name == "none":
-        distributed = importlib.import_module("torch.distributed")
-        if distributed.is_available() and distributed.is_initialized():
-            processes, this = distributed.get_world_size(), distributed.get_rank()
-            local = int(os.environ.get("LOCAL_WORLD_SIZE", processes))
-    return processes, this, local
+def _launch() -> _Launch:
+    name, processes, this, local, local_rank = _core.launch()
+    # Who has not imported it has not initialised it.
+    distributed = sys.modules.get("torch.distributed")
+    if (name == "none" and distributed is not None and distributed.is_available()
+            and distributed.is_initialized()):
+        name = "torch.distributed"
+        processes, this = distributed.get_world_size(), distributed.get_rank()
+        local = int(os.environ.get("LOCAL_WORLD_SIZE", processes))
+        local_rank = int(os.environ.get("LOCAL_RANK", this if local == processes else -1))
+    return _Launch(processes, this, max(local, 1), local_rank, name)

@@ -443,6 +443,13 @@ def reconnect_option(reconnect_s: Optional[float]) -> float:
     return seconds("reconnect_s", reconnect_s) or -1.0
 
 
+def replicas_of(options: Mapping[str, Any]) -> int:
+    """Processes that are one rank."""
+    split = options.get("delivery") in (None, "split")
+    return int(options.get("replicas")
+               or split and os.environ.get("PENSTOCK_REPLICAS") or 1)
+
+
 def attach(dataset: Union[Path, Dataset, None, Callable[[InputContext], Any]] = None,
            rank: Optional[int] = None,
            world_size: Optional[int] = None,
@@ -486,7 +493,7 @@ def attach(dataset: Union[Path, Dataset, None, Callable[[InputContext], Any]] = 
         this host. Each gets all of the rank's batches, made once for a host. rank,
         world_size and local_world_size then count groups of these. ``replicas`` alone:
         they follow one another in the launcher's ranks; ``penstock.parallel`` finds
-        the numbers of other layouts. None: PENSTOCK_REPLICAS, else 1.
+        the numbers of other layouts. None: in split PENSTOCK_REPLICAS, else 1.
       features: the names of those that a batch has, with the lengths of lists; the
         memory is shared, so the others cost nothing. None: all.
       job: its name. None: PENSTOCK_JOB, the launcher's run id, else "default".
@@ -553,8 +560,8 @@ def attach(dataset: Union[Path, Dataset, None, Callable[[InputContext], Any]] = 
     if autostart and sys.executable:  # its Python functions are to be run by this interpreter
         os.environ.setdefault("PENSTOCK_PYTHON", sys.executable)
     if callable(dataset):
-        _, processes, this, _ = _core.launch()
-        each = options["replicas"] or int(os.environ.get("PENSTOCK_REPLICAS", 1))
+        _, processes, this, *_ = _core.launch()
+        each = replicas_of(options)
         ranks = options["world_size"] or processes // each
         this = this // each if rank is None else options["rank"]
         made: Union[Path, Dataset, None] = dataset(InputContext(ranks, this, ranks))

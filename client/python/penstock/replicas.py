@@ -109,7 +109,8 @@ def replicas(dataset: Union[Path, Dataset, None, Callable[[InputContext], Any]],
       count: replicas of this process, as many in each process.
       process, processes: the number of this process, and how many there are. None:
         from the launcher, else 0 of 1.
-      **options: as ``penstock.attach``, except rank and world_size.
+      **options: as ``penstock.attach``, except rank and world_size. PENSTOCK_REPLICAS
+        does not count: a process is several ranks, not a part of one.
 
     Raises:
       FailedPrecondition: a delivery other than split.
@@ -118,11 +119,12 @@ def replicas(dataset: Union[Path, Dataset, None, Callable[[InputContext], Any]],
     count = index("count", count, 1)
     if options.get("delivery") not in (None, "split"):
         raise FailedPrecondition("delivery: replicas divide each step: wanted split")
-    _, launched, rank, local = _core.launch()
+    _, launched, rank, local, _ = _core.launch()
     if processes is None:
         processes = launched
     if process is None:
         process = rank
+    options.setdefault("replicas", 1)
     options.setdefault("local_world_size", count * min(local, processes))
     readers: List[Reader] = []
     try:

@@ -12,6 +12,7 @@ from typing import Any, Dict, Iterator, List, Optional
 from torch import distributed
 
 from penstock import _core, map_style
+from penstock.reader import replicas_of
 
 _PATIENCE_S = 10  # of a rank that waits for others
 
@@ -33,11 +34,6 @@ def world_size_of(options: Dict[str, Any]) -> int:
     return (launched if launched > 1 else group_size()) // replicas_of(options)
 
 
-def replicas_of(options: Dict[str, Any]) -> int:
-    """Processes that are one rank."""
-    return int(options.get("replicas") or os.environ.get("PENSTOCK_REPLICAS") or 1)
-
-
 def group_size() -> int:
     """The number of ranks of torch.distributed; 1 without it."""
     if distributed.is_available() and distributed.is_initialized():
@@ -47,7 +43,7 @@ def group_size() -> int:
 
 def own_rank() -> int:
     """This process's among all, whatever a loader's options say."""
-    _, launched, number, _ = _core.launch()
+    _, launched, number, *_ = _core.launch()
     return number if launched > 1 or group_size() == 1 else distributed.get_rank()
 
 
