@@ -101,20 +101,30 @@ std::vector<PartPlace> PlacesOf(const std::vector<Part>& parts) {
   return places;
 }
 
-// A mix whose weights alone may be others.
-void TakeWeights(const JobState& state, const std::vector<double>& wanted,
+// A mix whose weights alone may be others. False: they would be a change more
+// than a state has.
+bool TakeWeights(const JobState& state, const std::vector<double>& wanted,
                  MixStart* start) {
   const JobState::Mix& former = *state.mix;
   if (wanted != former.spec) {
     const std::vector<uint32_t> change = WeightsOfChange(wanted);
-    if (change.empty()) return;  // and the state is of another order
+    if (change.empty()) return true;  // and the state is of another order
     if (!start->changes.empty() && start->changes.back().epoch == state.epoch &&
         start->changes.back().row == state.row) {
       start->changes.pop_back();
     }
+    if (start->changes.size() == JobState::kChangesMax) return false;
     start->changes.push_back({state.epoch, state.row, change});
   }
   start->mix->begin = former.begin;
+  return true;
+}
+
+Status TooManyChanges() {
+  return ResourceExhaustedError(
+      "state: has {} changes of weights, the most that are kept, and the spec "
+      "has others: go on with the weights of the last resume",
+      JobState::kChangesMax);
 }
 
 // A mix goes on with the parts of a spec.
@@ -190,6 +200,28 @@ class OtherParts {
       mix->gone = former_.gone;
     }
     mix->parts = std::move(parts_);
+  }
+
+  // The same parts, with the weights of the spec: the changes before the
+  // state's row are forgotten, for where they have brought each part.
+  Status ForgetChanges(uint32_t world_size, const OrderBudget& budget,
+                       MixStart* start) const {
+    JobState::Mix& mix = *start->mix;
+    const bool is_there =
+        former_.rule == mix.rule && state_.owed.empty() &&
+        spec_.batch.by_part.empty() &&
+        (!dataset_.mixes_pairs() || state_.row % kPairedRows == 0);
+    if (!is_there) return TooManyChanges();
+    PENSTOCK_ASSIGN_OR_RETURN(const std::vector<Part> now,
+                              FormerPlaces(world_size, budget));
+    for (size_t i = 0; i < mix.parts.size(); ++i) {
+      mix.parts[i] = As(mix.parts[i], now[i]);
+    }
+    mix.shuffles = former_.shuffles;
+    mix.from = {state_.epoch, state_.row};
+    start->changes.clear();
+    start->parts_changed = true;
+    return OkStatus();
   }
 
   // Others. mix: the order of the spec.
@@ -405,8 +437,9 @@ StatusOr<MixStart> StartOfMix(const JobOptions& options,
   if (!options.start || !options.start->mix) return start;
   const JobState& state = *options.start;
   if (of == nullptr || state.mix->parts.empty()) {
-    if (state.mix->begin.size() == wanted->size()) {
-      TakeWeights(state, *wanted, &start);
+    if (state.mix->begin.size() == wanted->size() &&
+        !TakeWeights(state, *wanted, &start)) {
+      return TooManyChanges();
     }
     return start;
   }
@@ -417,7 +450,9 @@ StatusOr<MixStart> StartOfMix(const JobOptions& options,
     return start;
   }
   parts.Keep(&mix);
-  TakeWeights(state, *wanted, &start);
+  if (!TakeWeights(state, *wanted, &start)) {
+    PENSTOCK_RETURN_IF_ERROR(parts.ForgetChanges(world_size, budget, &start));
+  }
   return start;
 }
 

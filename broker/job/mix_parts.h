@@ -19,7 +19,7 @@ struct MixStart {
   std::optional<JobState::Mix> mix;
   // Changes of its weights, of the state or by the spec.
   std::vector<WeightsChange> changes;
-  // Its parts are others than those of the state.
+  // Its parts are others than those of the state, or begin where they are.
   bool parts_changed = false;
   std::string news;  // how, for people
 };

@@ -441,12 +441,6 @@ StatusOr<Mixed::Made> Mixed::Make(const PartOrders& parts, const Rule& rule,
           : rule.steps ? ", or give it a smaller one"
                        : ", or give a smaller block");
     }
-    if (when_out != WhenOut::kStop && schedule.back().weights[i] == 0) {
-      return InvalidArgumentError(
-          "parts[{}]: has the weight 0 in the end, so it is never complete: "
-          "use when_out: stop, or a small weight",
-          i);
-    }
   }
   // From here on all is counted in turns.
   const auto size = [&](size_t part) {
@@ -478,7 +472,8 @@ StatusOr<Mixed::Made> Mixed::Make(const PartOrders& parts, const Rule& rule,
       // Nothing is left of the parts that have a weight now.
       uint64_t turns = 0;
       for (size_t i = 0; i < count; ++i) turns += left(i);
-      if (turns == 0) break;
+      // Parts whose weight is 0 in the end are left out.
+      if (turns == 0 || next == schedule.size()) break;
       return InvalidArgumentError(
           "schedule: no part with a weight has records from row {} on: give "
           "another part a weight there, or use when_out: stop",
@@ -502,12 +497,12 @@ StatusOr<Mixed::Made> Mixed::Make(const PartOrders& parts, const Rule& rule,
     std::optional<uint64_t> event;
     bool last = false;
     if (when_out == WhenOut::kRepeat) {
-      uint64_t complete = 0;
+      uint64_t complete = at;
       bool possible = true;
       for (size_t i = 0; i < count; ++i) {
         if (taken[i] >= size(i)) continue;
         if (now[i] == 0) {
-          possible = false;
+          possible = possible && next == schedule.size();
           continue;
         }
         complete =

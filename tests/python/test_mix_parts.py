@@ -16,6 +16,7 @@ from test_weights import attach_all, kill_broker, rows_of
 
 PENSTOCK = os.path.join(os.path.dirname(sys.executable), "penstock")
 BATCH = 12
+CHANGES_MAX = 128  # JobState::kChangesMax
 # By the thousands of its values. "long" is never complete here, so that no pass of the
 # mix is; "late" comes later.
 SIZES = {"a": 40, "b": 100, "long": 900, "late": 30}
@@ -228,6 +229,44 @@ def test_all_records_come_once_in_a_pass(broker, ranks):
     for name in ("a", "late"):
         assert sorted(values[name]) == list(range(SIZES[name]))
     assert len(set(values["b"])) == len(values["b"]) == 140 - 40 - 30
+
+
+@pytest.mark.parametrize("when_out", ["stop", "drop", "repeat"])
+def test_a_weight_of_0_leaves_a_part_out(broker, when_out):
+    job = f"zero-{when_out}"
+    options = dict(when_out=when_out, epochs=2)
+    first, state = take(broker, {"a": 1, "b": 1}, 2, 3, job, **options)
+    rest = attach_all(mix({"a": 1, "b": 0}, **options), 3, job + "-2", state=state)
+    left_out = rows_of(rest)
+    assert left_out and by_part(left_out)["b"] == []
+    # What it has again is behind what it had.
+    back, _ = take(broker, {"a": 1, "b": 3}, 1, 2, job + "-3", state, **options)
+    had = by_part(first)["b"]
+    assert set(had).isdisjoint(by_part(back)["b"]) and by_part(back)["b"]
+    for reader in rest:
+        reader.close()
+
+
+def test_a_job_resumes_with_other_weights_any_number_of_times(broker):
+    """As often as a state has changes, and again; each part has its order throughout."""
+    rows, state = [], None
+    for i in range(CHANGES_MAX + 4):
+        readers = attach_all(mix({"a": 1, "b": 1 + i % 2, "long": 1}), 1 + i % 2, f"often-{i}",
+                             **({} if state is None else {"state": state}))
+        rows += rows_of(readers, 1)
+        state = readers[0].state_dict()
+        for reader in readers:
+            reader.close()
+        assert len(state.get("weights", [])) <= CHANGES_MAX
+    assert 0 < len(state["weights"]) < CHANGES_MAX  # behind those that are forgotten
+    assert (state["epoch"], state["row"]) == (0, len(rows) * BATCH)
+    undisturbed, _ = take(broker, {"a": 1, "b": 1, "long": 1}, 1, len(rows), "often-all")
+    wanted = by_part(undisturbed)
+    for name, values in by_part(rows).items():
+        common = min(len(values), len(wanted[name]))
+        assert values[:common] == wanted[name][:common], name
+    again, _ = take(broker, {"a": 1, "b": 1, "long": 5}, 3, 2, "often-b", state)
+    assert again == take(broker, {"a": 1, "b": 1, "long": 5}, 1, 2, "often-c", state)[0]
 
 
 def test_the_weights_change_behind_other_parts(broker):

@@ -348,6 +348,32 @@ TEST(OrderTest, WeightsChangeAtTheirRow) {
   EXPECT_EQ(std::adjacent_find(records.begin(), records.end()), records.end());
 }
 
+TEST(OrderTest, APartWithoutWeightInTheEndIsLeftOut) {
+  for (const WhenOut when_out :
+       {WhenOut::kStop, WhenOut::kDrop, WhenOut::kRepeat}) {
+    const auto mix =
+        *Mix(PartsOf({10, 10, 10}), {{0, {1, 0, 1}}}, when_out, {});
+    std::vector<uint64_t> records = Records(*mix);
+    std::sort(records.begin(), records.end());
+    ASSERT_EQ(records.size(), 20u);
+    for (uint64_t i = 0; i < 20; ++i) {
+      EXPECT_EQ(records[i], i < 10 ? i : i + 10);
+    }
+    EXPECT_EQ(mix->At(0, 1, {}).pass, 1u);
+  }
+  // All others are complete when it is left out; the pass ends there.
+  const std::vector<MixWeights> later = {{0, {1, 1}}, {10, {1, 0}}};
+  EXPECT_EQ((*Mix(PartsOf({5, 50}), later, WhenOut::kRepeat, {}))->size(), 10u);
+  EXPECT_EQ((*Mix(PartsOf({5, 50}), later, WhenOut::kDrop, {}))->size(), 10u);
+  EXPECT_EQ((*Mix(PartsOf({8, 50}), later, WhenOut::kRepeat, {}))->size(), 13u);
+  EXPECT_EQ((*Mix(PartsOf({8, 50}), later, WhenOut::kDrop, {}))->size(), 13u);
+  // None was complete in the stretch before.
+  EXPECT_EQ((*Mix(PartsOf({5, 50}), {{0, {1, 0}}, {4, {0, 1}}, {8, {1, 0}}},
+                  WhenOut::kRepeat, {}))
+                ->size(),
+            9u);
+}
+
 TEST(OrderTest, MixesOfMixesShuffleEachPartAlone) {
   Orders inner = PartsOf({40, 60});
   auto mixed = *Mix(std::move(inner), {{0, {1, 1}}}, WhenOut::kDrop, {});
@@ -378,8 +404,6 @@ TEST(OrderTest, MixesThatCannotBeAreRefused) {
   };
   EXPECT_THAT(error({3, 0}, {{0, {1, 1}}}, WhenOut::kStop),
               HasSubstr("parts[1]: has no records"));
-  EXPECT_THAT(error({3, 3}, {{0, {1, 0}}}, WhenOut::kRepeat),
-              HasSubstr("never complete"));
   EXPECT_THAT(error({3, 3}, {{0, {1, 1 << 21}}}, WhenOut::kStop),
               HasSubstr("round them"));
   EXPECT_THAT(error({3, 3}, {{0, {1, 0}}, {10, {1, 1}}}, WhenOut::kDrop),

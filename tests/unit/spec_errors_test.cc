@@ -1073,9 +1073,6 @@ constexpr SpecCase kSpecCases[] = {
     {"source: {mix: {parts: [{source: {range: 9}}], schedule: [{row: 5, "
      "weights: [0]}]}}\nbatch: {size: 1}",
      "source.mix.schedule[0]", "all weights are 0"},
-    {"source: {mix: {parts: [{source: {range: 9}}, {source: {range: 9}, "
-     "weight: 0}], when_out: drop}}\nbatch: {size: 1}",
-     "source.mix.parts[1]", "use when_out: stop"},
     {"source: {mix: {parts: [{source: {range: 9}}, {source: {range: 3}, "
      "weight: 0}], when_out: drop, schedule: [{row: 20, weights: [1, "
      "1]}]}}\nbatch: {size: 1}",
