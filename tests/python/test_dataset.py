@@ -354,7 +354,7 @@ OF_ITS_OWN = {
     "crop": {"how": inspect.Parameter.empty, "size": inspect.Parameter.empty,
              "feature": None, "mask": None, "boxes": None, "interpolation": None},
     "megatron": {"prefix": inspect.Parameter.empty,  # or the blend
-                 "sequence_length": inspect.Parameter.empty,
+                 "sequence_length": None,
                  **dict.fromkeys(("samples", "split", "use", "order", "seed", "cache",
                                   "features", "vocab_size", "gpt_config", "io"))},
     "shuffle": {"seed": 0, "each_epoch": None, "window_files": None},

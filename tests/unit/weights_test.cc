@@ -415,7 +415,7 @@ TEST(WeightsTest, WhatCannotBeIsRefused) {
                   .WithWeights({0, 8, {1}}, {})
                   .status()
                   .message(),
-              HasSubstr("no mix"));
+              HasSubstr("where the source is a mix"));
 }
 
 TEST(WeightsTest, AStateHasItsParts) {
