@@ -626,7 +626,7 @@ def make_data(options, logs):
     what = (make_photographs(options) if hasattr(data, "SUFFIX")
             else data.__doc__.splitlines()[0])
     if not hasattr(data, "SUFFIX"):
-        options.formats = options.venvs / f"formats-{options.data}"
+        options.formats = options.venvs / f"formats-{options.data}-{data.COUNT}"
         options.files = options.venvs
     if data.make.__doc__:
         return what

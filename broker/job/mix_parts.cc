@@ -406,11 +406,12 @@ std::optional<uint64_t> TokensOfRow(const DatasetSpec& spec,
         std::holds_alternative<TokensSource>(source))) {
     return std::nullopt;
   }
-  if (dataset.source->RawSpecOfPart(part)[0].feature.name + ".length" ==
-      dataset.source->RawSpecOfPart(part).back().feature.name) {
+  const RawSpec& spec_of_part = dataset.source->RawSpecOfPart(part);
+  const Feature& tokens = spec_of_part[0].feature;
+  // Documents of Megatron differ in length.
+  if (spec_of_part.back().feature.name == tokens.name + ".length") {
     return std::nullopt;
   }
-  const Feature& tokens = dataset.source->RawSpecOfPart(part)[0].feature;
   if (tokens.shape.size() != 1 || tokens.shape[0] < 0) return std::nullopt;
   return static_cast<uint64_t>(tokens.shape[0]);
 }

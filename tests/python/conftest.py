@@ -38,6 +38,17 @@ def attach(in_broker, request):
 
 
 @pytest.fixture
+def failure(attach):
+    """The text of the error of a dataset."""
+    def failure_of(dataset, **options):
+        with pytest.raises(penstock.Error) as error:
+            for _ in attach(dataset, **options):
+                pass
+        return str(error.value)
+    return failure_of
+
+
+@pytest.fixture
 def attach_all(attach):
     """All ranks of a job, at once: a list of readers, whose steps are zip(*readers)."""
     def attach_ranks(dataset, ranks, job, **options):

@@ -201,17 +201,6 @@ def in_plain_python(encode, chat, train_on=("assistant",)):
                         for begin, end in found.offsets]]
 
 
-@pytest.fixture
-def failure(attach):
-    """The text of the error of a dataset."""
-    def failure_of(dataset, **options):
-        with pytest.raises(penstock.Error) as error:
-            for _ in attach(dataset, **options):
-                pass
-        return str(error.value)
-    return failure_of
-
-
 @pytest.mark.parametrize("template", TEMPLATES)
 def test_tokens_and_mask_are_those_of_transformers(attach, files, tmp_path, template):
     transformers = pytest.importorskip("transformers", reason="no transformers")

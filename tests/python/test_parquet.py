@@ -106,16 +106,6 @@ def rows_of(reader):
     return rows
 
 
-@pytest.fixture
-def failure(attach):
-    """The text of the error of a dataset."""
-    def failure_of(dataset, **options):
-        with pytest.raises(penstock.Error) as error:
-            rows_of(attach(dataset, **options))
-        return str(error.value)
-    return failure_of
-
-
 @pytest.mark.parametrize("shuffled", [False, True])
 @pytest.mark.parametrize("write", WRITERS, ids=lambda write: write.__name__)
 def test_every_value_is_that_of_pyarrow(attach, tmp_path, write, shuffled):

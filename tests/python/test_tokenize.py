@@ -85,17 +85,6 @@ def rows_of(reader, name):
     return [found[i] for i in range(len(found))]
 
 
-@pytest.fixture
-def failure(attach):
-    """The text of the error of a dataset."""
-    def failure_of(dataset, **options):
-        with pytest.raises(penstock.Error) as error:
-            for _ in attach(dataset, **options):
-                pass
-        return str(error.value)
-    return failure_of
-
-
 @pytest.mark.parametrize("special", [True, False])
 @pytest.mark.parametrize("kind", KINDS)
 def test_tokens_are_those_of_tokenizers(attach, files, tmp_path, kind, special):
