@@ -21,6 +21,7 @@
 #include "broker/config.h"
 #include "broker/control/control_server.h"
 #include "broker/declare/describe.h"
+#include "broker/fetch/fetcher.h"
 #include "broker/index/cache_file.h"
 #include "broker/memory/topology.h"
 #include "broker/owner.h"
@@ -309,6 +310,16 @@ std::string PathOf(int listener) {
   return error ? address.sun_path : path.string();
 }
 
+// A private broker has the credentials of its user.
+Status UseStores(const FunctionOptions& functions) {
+  const std::string cache = CacheFolder();
+  if (cache.empty()) return OkStatus();
+  PENSTOCK_ASSIGN_OR_RETURN(std::unique_ptr<Fetcher> fetcher,
+                            Fetcher::Make(functions, cache + "/objects"));
+  FileAccess::UseStores(std::move(fetcher));
+  return OkStatus();
+}
+
 // For programs that need a dataset and no broker: --replay, --measure-reads.
 Status RunOnSpec(const Arguments& arguments) {
   const std::string& file =
@@ -326,6 +337,7 @@ Status RunOnSpec(const Arguments& arguments) {
       AsConfigured(config, FunctionsOf(config, /*private_broker=*/true)));
   // As the private broker whose command has written the spec into its folder.
   functions.object_dir = folder + "/datasets";
+  PENSTOCK_RETURN_IF_ERROR(UseStores(functions));
   if (!arguments.replay.empty()) {
     ReplayOptions options = arguments.replay_options;
     const auto changes = nlohmann::json::parse(
@@ -498,7 +510,7 @@ StatusOr<std::string> Confine(const Arguments& arguments, const Config& config,
   PENSTOCK_RETURN_IF_ERROR(PythonProcess::StartLauncher(
       functions,
       {PythonOp::Program(), TokenizeOp::Program(),
-       PythonDatasetSource::Program()},
+       PythonDatasetSource::Program(), Fetcher::Program()},
       given_folder.empty()
           ? std::filesystem::absolute(SocketPath(config.socket)).string()
           : "",
@@ -641,6 +653,7 @@ Status Serve(const Arguments& arguments) {
   PENSTOCK_ASSIGN_OR_RETURN(
       const std::string sandbox,
       Confine(arguments, config, functions, given_folder));
+  if (arguments.private_broker) PENSTOCK_RETURN_IF_ERROR(UseStores(functions));
   const Owner owner(std::move(inherited.owner), given_folder);
   PENSTOCK_ASSIGN_OR_RETURN(
       const std::unique_ptr<RecoveryJournal> recovery_journal,

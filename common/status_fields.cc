@@ -72,6 +72,21 @@ constexpr AnswerField kLateRead[] = {
     {"seconds", kSeconds, "for how long"},
 };
 
+constexpr AnswerField kStores[] = {
+    {"bytes", kBytes, "fetched"},
+    {"bytes_per_s", kBytes, "fetched a second, in the last ones"},
+    {"requests", kCount, "sent"},
+    {"at_once", kCount, "requests that are sent at once at most"},
+    {"in_flight", kCount, "requests without an answer"},
+    {"queued", kCount, "ranges that are asked for and not requested yet"},
+    {"retries", kCount, "of requests that failed"},
+    {"throttled", kCount,
+     "of these, because the store said that they were too many"},
+    {"hedged", kCount, "requests sent once more because the first took long"},
+    {"copies_bytes", kBytes, "of local copies in the cache folder"},
+    {"copies_room_bytes", kBytes, "what they may take"},
+};
+
 constexpr AnswerField kJob[] = {
     {"job", kText, "its name", true, "JOB"},
     {"dataset", kText, "name of its dataset", true, "DATASET"},
@@ -309,6 +324,9 @@ constexpr AnswerField kPart[] = {
 constexpr StatusObject kObjectsOfAnswer[] = {
     {"broker", "`broker`", kBroker},
     {"node", "`broker.nodes[]`", kNode},
+    {"stores",
+     "`stores`: what was fetched from object stores; absent before the first",
+     kStores},
     {"late read", "`late_reads[]`: reads in flight for more than a second",
      kLateRead},
     {"job", "`jobs[]`", kJob},

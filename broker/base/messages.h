@@ -81,6 +81,9 @@ inline constexpr LogMessage kLogMessages[] = {
      "cache_dir: {error}: indexes are made anew at each opening",
      "Datasets of many files open slowly. Give penstockd a folder that it may "
      "write, as CacheDirectory of the unit does."},
+    {"fetcher-ended", "8a4f0b7c5d0e4c0a9b9b6c1f2f3e7d41", LogLevel::kWarning,
+     "the process that fetches from object stores has ended: number {count}",
+     "It is started again, and fetches what was asked of the former one."},
     {"second-socket", "fc665d7a50354c4ba320a658f854c714", LogLevel::kWarning,
      "socket activation: wanted one listening SOCK_SEQPACKET socket "
      "(ListenSequentialPacket=), found two: the second is closed",

@@ -390,6 +390,7 @@ bool DiskCache::Locate(uint64_t record, ReadRequest* request) const {
   const std::optional<Place> place = Find(record);
   if (!place) return false;
   request->kind = ReadPart::Kind::kRange;
+  request->remote = nullptr;
   request->access = nullptr;
   request->nowait = nowait_;
   request->align = 0;

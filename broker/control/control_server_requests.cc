@@ -627,6 +627,11 @@ ControlServer::Answer ControlServer::ShowStatus(const Call& call) {
   if (const std::optional<uint64_t> limit = jobs_->reserved().limits().bytes) {
     answer["broker"]["memory_limit_bytes"] = *limit;
   }
+  if (const Stores* const stores = FileAccess::OfBroker()->stores()) {
+    if (nlohmann::json use = stores->UseJson(); !use.empty()) {
+      answer["stores"] = std::move(use);
+    }
+  }
   nlohmann::json late = nlohmann::json::array();
   for (const WorkerPool::LateRead& read : workers_->LateReads()) {
     if (!accepts(read.uid)) continue;

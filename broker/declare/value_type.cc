@@ -164,6 +164,18 @@ ValueType<std::string> Path() {
           WriteItself<std::string>};
 }
 
+ValueType<std::string> PathOrAddress() {
+  return {"a path or an address",
+          [](const YamlValue& value, std::string_view, std::string* out) {
+            return value.PathOrAddress(out);
+          },
+          WriteItself<std::string>};
+}
+
+ValueType<std::string> MaybePathOrAddress() {
+  return LeftOutAt<std::string>("", PathOrAddress());
+}
+
 ValueType<std::string> MaybePath() {
   return LeftOutAt<std::string>("", Path());
 }

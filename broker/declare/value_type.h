@@ -67,7 +67,10 @@ ValueType<bool> Bool();
 // Made absolute against the document's folder, and lexically normal. Whether it
 // exists is not checked.
 ValueType<std::string> Path();
-// The same, of a key that may be absent: "".
+// The same, or an address of an object store ("s3://bucket/key").
+ValueType<std::string> PathOrAddress();
+ValueType<std::string> MaybePathOrAddress();
+// A path, of a key that may be absent: "".
 ValueType<std::string> MaybePath();
 // Text that satisfies is; wanted: the words for other text.
 ValueType<std::string> Text(std::string wanted, bool (*is)(std::string_view));

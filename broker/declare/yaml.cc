@@ -35,19 +35,6 @@ bool IsControl(char c) {
 
 // "s3" of "s3://bucket/key" (RFC 3986), "pipe" of "pipe:curl ..." (webdataset);
 // "" of a path.
-std::string_view SchemeOf(std::string_view text) {
-  const size_t end = text.find(':');
-  const std::string_view scheme = text.substr(0, end);
-  const bool is_address =
-      end != text.npos && end > 0 &&
-      (text.substr(end).starts_with("://") || scheme == "pipe") &&
-      std::all_of(scheme.begin(), scheme.end(), [](char c) {
-        return std::isalnum(static_cast<unsigned char>(c)) || c == '+' ||
-               c == '-' || c == '.';
-      });
-  return is_address ? scheme : std::string_view();
-}
-
 // Checks for UTF-8 text without control characters.
 Status CheckCharacters(std::string_view text, const std::string& file) {
   int line = 1;
@@ -361,6 +348,19 @@ bool ParseDecimalFraction(std::string_view text, double* out) {
 
 }  // namespace
 
+std::string_view SchemeOf(std::string_view text) {
+  const size_t end = text.find(':');
+  const std::string_view scheme = text.substr(0, end);
+  const bool is_address =
+      end != text.npos && end > 0 &&
+      (text.substr(end).starts_with("://") || scheme == "pipe") &&
+      std::all_of(scheme.begin(), scheme.end(), [](char c) {
+        return std::isalnum(static_cast<unsigned char>(c)) || c == '+' ||
+               c == '-' || c == '.';
+      });
+  return is_address ? scheme : std::string_view();
+}
+
 std::string WhyNoPath(std::string_view text) {
   const std::string_view scheme = SchemeOf(text);
   if (scheme.empty()) return "";
@@ -576,6 +576,15 @@ Status YamlValue::String(std::string* out) const {
     return Wanted("text on one line");
   }
   *out = node_->text;
+  return OkStatus();
+}
+
+Status YamlValue::PathOrAddress(std::string* out) const {
+  std::string text;
+  PENSTOCK_RETURN_IF_ERROR(String(&text));
+  const std::string_view scheme = SchemeOf(text);
+  if (scheme.empty() || scheme == "file" || scheme == "pipe") return Path(out);
+  *out = std::move(text);
   return OkStatus();
 }
 

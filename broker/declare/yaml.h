@@ -46,6 +46,8 @@ std::string Quoted(std::string_view text);
 // What is wrong with text as a path, where it is an address ("s3://bucket/a");
 // else "".
 std::string WhyNoPath(std::string_view text);
+// "s3" of "s3://bucket/key"; "": it is no address.
+std::string_view SchemeOf(std::string_view text);
 
 // "did you mean 'x'?" if a choice is close, else "known are a, b".
 std::string Suggestion(std::string_view word,
@@ -111,6 +113,8 @@ class YamlValue {
   Status String(std::string* out) const;
   // A path; made absolute (against base_dir) and lexically normal.
   Status Path(std::string* out) const;
+  // Also an address, as it is.
+  Status PathOrAddress(std::string* out) const;
   // One of the words; *out: its index.
   Status Word(const std::vector<std::string_view>& words,
               std::string_view wanted, size_t* out) const;

@@ -85,8 +85,30 @@ std::string IoText(uint32_t align) {
   return Format("direct, in multiples of {} bytes", align);
 }
 
+StatusOr<DataFile> DataFile::OpenRemote(const std::string& url,
+                                        const FileAccess& access,
+                                        uint64_t copies) {
+  if (access.stores() == nullptr) return NoStoresError(url);
+  static const std::atomic<bool> cancel{false};
+  PENSTOCK_ASSIGN_OR_RETURN(const std::shared_ptr<RemoteFile> remote,
+                            access.stores()->Open(url, copies, cancel));
+  DataFile file(url, fcntl(remote->fd(), F_DUPFD_CLOEXEC, 0));
+  if (file.fd_ < 0) return ErrnoError(errno, "fcntl");
+  file.stores_ = access.stores();
+  file.bytes_ = remote->bytes();
+  file.nowait_ = SupportsNowait(file.fd_);
+  // What tells one content of this address from another.
+  Fingerprint version("");
+  version.Add(std::string_view(remote->version()));
+  file.inode_ = version.digest()[0];
+  file.remote_ = remote;
+  file.real_path_ = remote->path();
+  return file;
+}
+
 StatusOr<DataFile> DataFile::Open(const std::string& path,
-                                  const FileAccess& access) {
+                                  const FileAccess& access, uint64_t copies) {
+  if (IsAddress(path)) return OpenRemote(path, access, copies);
   // O_NONBLOCK: opening a FIFO would wait for its writer.
   PENSTOCK_ASSIGN_OR_RETURN(Fd fd, access.Open(path, O_NONBLOCK));
   DataFile file(path, fd.Release());
@@ -112,7 +134,18 @@ void DataFile::AddTime(Fingerprint* to) const {
   to->Add(inode_);
 }
 
+StatusOr<DataFile::Identity> DataFile::identity() const {
+  if (remote_ == nullptr) return Identity{device_, inode_, mtime_ns_};
+  struct stat st;
+  if (fstat(fd_, &st) != 0) return ReadError(errno, path_, 0);
+  return Identity{st.st_dev, st.st_ino, ModifiedNs(st)};
+}
+
 bool DataFile::Changed() const {
+  if (remote_ != nullptr) {
+    const StatusOr<std::string> now = stores_->Version(path_);
+    return !now.ok() || *now != remote_->version();
+  }
   struct stat st;
   return stat(real_path().c_str(), &st) != 0 || st.st_dev != device_ ||
          st.st_ino != inode_ || static_cast<uint64_t>(st.st_size) != bytes_ ||
@@ -171,6 +204,7 @@ void DataFile::Locate(uint64_t offset, uint64_t bytes,
   request->nowait = nowait_;
   request->align = align_;
   request->fd = fd_;
+  request->remote = remote_.get();
   request->map = {};
   if (map_ != nullptr && offset <= bytes_ && bytes <= bytes_ - offset) {
     request->map = {map_, bytes_};
@@ -179,8 +213,39 @@ void DataFile::Locate(uint64_t offset, uint64_t bytes,
   request->bytes = bytes;
 }
 
+Status DataFile::Fetch(uint64_t offset, uint64_t bytes,
+                       const OpenProgress& progress) const {
+  constexpr uint64_t kLookNs = 100'000'000;
+  const auto signal = std::make_shared<FetchSignal>();
+  const auto wait = std::make_shared<FetchWait>(signal);
+  remote_->Hold({offset, bytes}, wait, RemoteFile::Ask::kHurry);
+  while (!wait->over()) {
+    PENSTOCK_RETURN_IF_ERROR(progress.CheckCancelled(path_));
+    signal->Wait(kLookNs);
+  }
+  return wait->status();
+}
+
+Status DataFile::FetchAll(const OpenProgress& progress) const {
+  return remote_ == nullptr ? OkStatus() : Fetch(0, bytes_, progress);
+}
+
 StatusOr<uint64_t> DataFile::Read(uint64_t offset, std::span<std::byte> into,
                                   OpenProgress* progress) const {
+  if (remote_ != nullptr && offset < bytes_) {
+    const uint64_t bytes = std::min<uint64_t>(into.size(), bytes_ - offset);
+    const Status fetched = Fetch(offset, bytes, *progress);
+    StatusOr<uint64_t> read = fetched;
+    if (fetched.ok()) read = ReadFile(offset, into.first(bytes), progress);
+    remote_->Release({offset, bytes});
+    return read;
+  }
+  return ReadFile(offset, into, progress);
+}
+
+StatusOr<uint64_t> DataFile::ReadFile(uint64_t offset,
+                                      std::span<std::byte> into,
+                                      OpenProgress* progress) const {
   constexpr uint64_t kChunkBytes = 1 << 20;
   uint64_t done = 0;
   while (done < into.size()) {

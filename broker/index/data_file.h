@@ -33,9 +33,13 @@ inline constexpr char kIoText[] =
 // that limit's name.
 class DataFile {
  public:
-  // Errors as for OpenSource, also if the file is not a regular one.
+  // Errors as for OpenSource, also if the file is not a regular one, and of
+  // Stores.
+  // copies: the most that local copies of remote files may take; 0: as the
+  // disk allows.
   static StatusOr<DataFile> Open(const std::string& path,
-                                 const FileAccess& access);
+                                 const FileAccess& access,
+                                 uint64_t copies = 0);
 
   DataFile(DataFile&& other) noexcept
       : path_(std::move(other.path_)),
@@ -46,6 +50,8 @@ class DataFile {
         device_(other.device_),
         inode_(other.inode_),
         mtime_ns_(other.mtime_ns_),
+        stores_(other.stores_),
+        remote_(std::move(other.remote_)),
         fd_(std::exchange(other.fd_, -1)),
         map_(std::exchange(other.map_, nullptr)) {}
   ~DataFile();
@@ -74,7 +80,15 @@ class DataFile {
   uint64_t inode() const { return inode_; }
   int64_t mtime_ns() const { return mtime_ns_; }
   int fd() const { return fd_; }
+  RemoteFile* remote() const { return remote_.get(); }
   uint32_t align() const { return align_; }
+  // What tells the file at real_path() from others.
+  struct Identity {
+    uint64_t device = 0;
+    uint64_t inode = 0;
+    int64_t mtime_ns = 0;
+  };
+  StatusOr<Identity> identity() const;
   // The path now leads to another file, or the file was rewritten.
   bool Changed() const;
   // As for Source::AddTimes. The inode tells of a file that replaced one of the
@@ -82,12 +96,22 @@ class DataFile {
   void AddTime(Fingerprint* to) const;
 
   void Locate(uint64_t offset, uint64_t bytes, ReadPart* request) const;
+  // All of a remote file is there from now on, for those who read fd() or
+  // real_path() themselves.
+  Status FetchAll(const OpenProgress& progress) const;
   // Reads while the source is opened, before ChooseIo: into.size() bytes at
   // offset, fewer only at the end of the file. Returns how many.
   StatusOr<uint64_t> Read(uint64_t offset, std::span<std::byte> into,
                           OpenProgress* progress) const;
 
  private:
+  static StatusOr<DataFile> OpenRemote(const std::string& url,
+                                       const FileAccess& access,
+                                       uint64_t copies);
+  Status Fetch(uint64_t offset, uint64_t bytes,
+               const OpenProgress& progress) const;
+  StatusOr<uint64_t> ReadFile(uint64_t offset, std::span<std::byte> into,
+                              OpenProgress* progress) const;
   void Map(uint64_t total_bytes);
 
   DataFile(std::string path, int fd) : path_(std::move(path)), fd_(fd) {}
@@ -100,6 +124,8 @@ class DataFile {
   uint64_t device_ = 0;
   uint64_t inode_ = 0;
   int64_t mtime_ns_ = 0;
+  Stores* stores_ = nullptr;
+  std::shared_ptr<RemoteFile> remote_;  // nullptr: a file of this machine
   int fd_;
   const std::byte* map_ = nullptr;
 };
@@ -131,6 +157,7 @@ class WholeFiles {
   // All of the part but its path.
   void Locate(ReadPart* part) const {
     part->kind = ReadPart::Kind::kFile;
+    part->remote = nullptr;
     part->nowait = nowait_;
     part->align = align_;
     part->access = access_->key().empty() ? nullptr : access_.get();

@@ -12,6 +12,7 @@
 #include <optional>
 
 #include "broker/index/values.h"
+#include "broker/io/stores.h"
 #include "common/text_file.h"
 
 namespace penstock {
@@ -177,18 +178,30 @@ Status ExpandGlob(const std::string& pattern, const FileAccess& access,
   return OkStatus();
 }
 
+// As a pattern: '?' begins the query of an address of the web.
+bool IsGlob(const std::string& path) {
+  return path.find_first_of(
+             path.starts_with("http") ? "*[" : kGlobCharacters) != path.npos;
+}
+
 Status ExpandPattern(const std::string& pattern, const FileAccess& access,
                      std::vector<std::string>* out) {
   if (pattern.find_first_of("{*?[") == pattern.npos ||
-      access.Open(pattern, O_PATH).ok()) {
+      (!IsAddress(pattern) && access.Open(pattern, O_PATH).ok())) {
     out->push_back(pattern);
     return OkStatus();
   }
   std::vector<std::string> choices;
   if (!ExpandBraces(pattern, &choices)) return TooManyError(pattern);
   for (std::string& choice : choices) {
-    if (choice.find_first_of(kGlobCharacters) == choice.npos) {
+    if (!IsGlob(choice)) {
       out->push_back(std::move(choice));
+    } else if (IsAddress(choice)) {
+      if (access.stores() == nullptr) return NoStoresError(choice);
+      static const std::atomic<bool> cancel{false};
+      PENSTOCK_ASSIGN_OR_RETURN(const std::vector<std::string> urls,
+                                access.stores()->List(choice, cancel));
+      out->insert(out->end(), urls.begin(), urls.end());
     } else {
       PENSTOCK_RETURN_IF_ERROR(ExpandGlob(choice, access, out));
     }
@@ -221,11 +234,10 @@ StatusOr<std::vector<std::string>> ReadList(const std::string& list,
           "{}, line {}: a NUL byte; wanted a list with one path a line", list,
           number);
     }
-    if (const std::string why = WhyNoPath(line); !why.empty()) {
-      return InvalidArgumentError("{}, line {}: {}", list, number, why);
-    }
     if (files.size() == kFilesMax) return TooManyError(list);
-    files.push_back((folder / line).lexically_normal().string());
+    files.push_back(IsAddress(line)
+                        ? std::move(line)
+                        : (folder / line).lexically_normal().string());
   }
   if (files.empty()) {
     return InvalidArgumentError("{}: wanted one path a line, found none", list);
@@ -248,8 +260,9 @@ StatusOr<std::vector<std::string>> FilePatterns::Expand(
 
 ValueType<FilePatterns> Files() {
   const ValueType<std::vector<std::string>> names =
-      OneOrList(Path(), "a path", kPatternsMax);
-  return {Format("a path or pattern, a list of 1 to {}, or {{list: a file with "
+      OneOrList(PathOrAddress(), "a path or an address", kPatternsMax);
+  return {Format("a path, pattern or address, a list of 1 to {}, or {{list: a "
+                 "file with "
                  "one path a line}}",
                  kPatternsMax),
           [names](const YamlValue& value, std::string_view wanted,

@@ -1,5 +1,6 @@
 // The files that a spec names: paths, globs ("shards/*.tar"), braces
-// ("train-{000..146}.tar", "{a,b}.txt"), or a file that lists them.
+// ("train-{000..146}.tar", "{a,b}.txt"), or a file that lists them. Or objects
+// of a store, by addresses of the same forms ("s3://bucket/train-*.tar").
 //
 // A spec keeps what was written; the files are found when the source opens.
 #ifndef BROKER_INDEX_FILE_PATTERNS_H_
@@ -18,7 +19,7 @@ namespace penstock {
 inline constexpr size_t kFilesMax = size_t{1} << 18;
 
 struct FilePatterns {
-  std::vector<std::string> patterns;  // absolute
+  std::vector<std::string> patterns;  // absolute, or addresses
   std::string list;                   // instead: a file with one path a line
   bool operator==(const FilePatterns&) const = default;
 

@@ -58,7 +58,27 @@ Status RecordSink::Grow() {
   return OkStatus();
 }
 
-ScannedFile::~ScannedFile() { progress_->CountDone(file_.bytes() - reported_); }
+ScannedFile::~ScannedFile() {
+  progress_->CountDone(file_.bytes() - reported_);
+  if (ahead_.bytes > 0) file_.remote()->Release(ahead_);
+}
+
+// A scan needs all of a file or its headers; whoever waits for each of those
+// over a network has the whole file sooner.
+void ScannedFile::ReadAhead(uint64_t offset) {
+  constexpr uint64_t kAheadBytes = 32 << 20;
+  if (file_.remote() == nullptr) return;
+  // By halves: not for each block.
+  if (ahead_.bytes > 0 && offset < ahead_.offset + ahead_.bytes / 2 &&
+      offset >= ahead_.offset) {
+    return;
+  }
+  const RemoteFile::Range next = {
+      offset, std::min(kAheadBytes, file_.bytes() - offset)};
+  file_.remote()->Hold(next, nullptr, RemoteFile::Ask::kFetch);
+  if (ahead_.bytes > 0) file_.remote()->Release(ahead_);
+  ahead_ = next;
+}
 
 StatusOr<std::span<const std::byte>> ScannedFile::At(uint64_t offset,
                                                      size_t bytes) {
@@ -75,18 +95,14 @@ StatusOr<std::span<const std::byte>> ScannedFile::At(uint64_t offset,
   if (buffer_.size() < want) buffer_.resize(want);
   begin_ = offset;
   size_ = 0;
-  while (size_ < bytes) {
-    const ssize_t got = pread(file_.fd(), buffer_.data() + size_, want - size_,
-                              static_cast<off_t>(begin_ + size_));
-    if (got < 0 && errno == EINTR) continue;
-    if (got < 0) return ReadError(errno, path(), begin_ + size_);
-    if (got == 0) {
-      return DataLossError(
-          "{} became shorter while its records were counted: it had {} bytes, "
-          "and has {}",
-          path(), file_.bytes(), begin_ + size_);
-    }
-    size_ += static_cast<size_t>(got);
+  ReadAhead(offset);
+  PENSTOCK_ASSIGN_OR_RETURN(
+      size_, file_.Read(begin_, std::span(buffer_).first(want), progress_));
+  if (size_ < bytes) {
+    return DataLossError(
+        "{} became shorter while its records were counted: it had {} bytes, "
+        "and has {}",
+        path(), file_.bytes(), begin_ + size_);
   }
   const uint64_t done = std::max(reported_, offset);
   progress_->CountDone(done - reported_);

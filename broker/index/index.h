@@ -17,6 +17,7 @@
 #include "broker/index/data_files.h"
 #include "broker/index/fingerprint.h"
 #include "broker/index/open_progress.h"
+#include "broker/io/remote_file.h"
 #include "broker/plan/columns.h"
 #include "common/status.h"
 
@@ -85,8 +86,11 @@ class ScannedFile {
   StatusOr<std::span<const std::byte>> At(uint64_t offset, size_t bytes);
 
  private:
+  void ReadAhead(uint64_t offset);
+
   const DataFile& file_;
   OpenProgress* const progress_;
+  RemoteFile::Range ahead_;  // of a remote file: held
   std::vector<std::byte> buffer_;
   uint64_t begin_ = 0;  // of what is in the buffer
   size_t size_ = 0;

@@ -9,6 +9,8 @@
 #include <algorithm>
 #include <cstring>
 
+#include "broker/io/remote_file.h"
+
 namespace penstock {
 namespace {
 
@@ -17,7 +19,9 @@ constexpr uint64_t kBytesMax = 1 << 20;
 
 bool MayBeCached(const ReadPart& part) {
   return part.kind == ReadPart::Kind::kRange && part.nowait &&
-         part.align == 0 && part.bytes <= kBytesMax;
+         part.align == 0 && part.bytes <= kBytesMax &&
+         (part.remote == nullptr ||
+          part.remote->Keeps(part.offset, part.bytes));
 }
 
 // Calls with each part until one gives false.

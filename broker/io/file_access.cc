@@ -130,6 +130,21 @@ std::shared_ptr<const FileAccess> FileAccess::OfBroker() {
   return access;
 }
 
+namespace {
+std::unique_ptr<Stores>& StoresOfBroker() {
+  static std::unique_ptr<Stores> stores;
+  return stores;
+}
+}  // namespace
+
+void FileAccess::UseStores(std::unique_ptr<Stores> stores) {
+  StoresOfBroker() = std::move(stores);
+}
+
+Stores* FileAccess::stores() const {
+  return kind_ == Kind::kBroker ? StoresOfBroker().get() : nullptr;
+}
+
 std::shared_ptr<const FileAccess> FileAccess::OfRoots(
     std::vector<std::shared_ptr<const DataRoot>> roots) {
   std::shared_ptr<FileAccess> access(new FileAccess());
@@ -186,6 +201,12 @@ std::string FileAccess::RealPath(const std::string& path) const {
   if (root == nullptr || root->real == root->path) return path;
   std::string rest = path.substr(root->path.size());
   return root->real + (rest.empty() || rest[0] == '/' ? "" : "/") + rest;
+}
+
+Status FileAccess::Check(const std::string& path) const {
+  if (!IsAddress(path)) return Open(path, O_PATH).status();
+  return stores() == nullptr ? NoStoresError(path)
+                             : stores()->Version(path).status();
 }
 
 StatusOr<Fd> FileAccess::Open(const std::string& path, int flags) const {

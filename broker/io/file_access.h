@@ -13,6 +13,7 @@
 #include <string>
 #include <vector>
 
+#include "broker/io/stores.h"
 #include "common/fd.h"
 #include "common/status.h"
 
@@ -49,6 +50,10 @@ class FileAccess {
   static std::shared_ptr<const FileAccess> OfUser(uid_t uid,
                                                   std::vector<gid_t> groups);
 
+  // Object stores, for datasets of OfBroker(); nullptr: none are read.
+  static void UseStores(std::unique_ptr<Stores> stores);
+  Stores* stores() const;
+
   // Datasets are shared by those whose access has one key; "": OfBroker's.
   const std::string& key() const { return key_; }
 
@@ -56,6 +61,9 @@ class FileAccess {
   // it need not be readable. Errors: as OpenError. They tell of nothing that
   // the user could not find out.
   StatusOr<Fd> Open(const std::string& path, int flags) const;
+
+  // Whether there is such a file, or object. Errors: as of Open and Stores.
+  Status Check(const std::string& path) const;
 
   // How a reader opens a path by itself, with openat2: by name from folder.
   struct Place {

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstring>
 
+#include "broker/io/fetching_reader.h"
 #include "broker/io/read_backend.h"
 
 namespace penstock {
@@ -129,8 +130,10 @@ Status GatheredParts::Named(const Status& status) const {
       Format("part {} of {}", ends_.size() + 1, parts_.size() + 1));
 }
 
-StatusOr<std::unique_ptr<StorageReader>> MakeStorageReader(ReadBackend backend,
-                                                           uint32_t depth) {
+namespace {
+
+StatusOr<std::unique_ptr<StorageReader>> MakeFileReader(ReadBackend backend,
+                                                        uint32_t depth) {
   if (depth == 0 || depth > kDepthMax) {
     return InvalidArgumentError("read depth {}: wanted 1 to {}", depth,
                                 kDepthMax);
@@ -140,6 +143,16 @@ StatusOr<std::unique_ptr<StorageReader>> MakeStorageReader(ReadBackend backend,
   StatusOr<std::unique_ptr<StorageReader>> uring = MakeBestUringReader(depth);
   if (uring.ok()) return uring;
   return MakePreadReader(depth, uring.status().message());
+}
+
+}  // namespace
+
+StatusOr<std::unique_ptr<StorageReader>> MakeStorageReader(ReadBackend backend,
+                                                           uint32_t depth) {
+  PENSTOCK_ASSIGN_OR_RETURN(std::unique_ptr<StorageReader> files,
+                            MakeFileReader(backend, depth));
+  return std::unique_ptr<StorageReader>(
+      std::make_unique<FetchingReader>(std::move(files)));
 }
 
 }  // namespace penstock

@@ -74,6 +74,8 @@ class StorageReader {
   virtual bool Next(uint64_t wait_ns, Done* done) = 0;
   // Whether the read of this ticket, not yet returned by Next, has ended.
   virtual bool Arrived(uint32_t ticket) = 0;
+  // It waits for a network, whose deadlines are the fetcher's.
+  virtual bool Fetches(uint32_t /*ticket*/) const { return false; }
   virtual void Release(uint32_t ticket) = 0;
   // Reads started and not yet returned by Next. They cannot be withdrawn: the
   // kernel may still write the buffer of a cancelled read (measured). A ticket
@@ -84,7 +86,7 @@ class StorageReader {
   // While this thread is in plain system calls for a ticket, *entry is first +
   // ticket, and its previous value otherwise. Such calls hang with the storage;
   // another thread can see it here.
-  void ReportBlocking(std::atomic<uint32_t>* entry, uint32_t first) {
+  virtual void ReportBlocking(std::atomic<uint32_t>* entry, uint32_t first) {
     blocked_entry_ = entry;
     first_entry_ = first;
   }

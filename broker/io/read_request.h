@@ -12,6 +12,7 @@
 namespace penstock {
 
 class FileAccess;
+class RemoteFile;
 
 struct ReadPart {
   enum class Kind {
@@ -31,6 +32,8 @@ struct ReadPart {
   // the page cache. kRange: fd was opened accordingly.
   uint32_t align = 0;
   int fd = -1;                     // kRange; owned by the source
+  // Whose local copy fd is, of which a part may be absent. Owned by the source.
+  RemoteFile* remote = nullptr;
   std::span<const std::byte> map;  // of the whole file, if there is one
   uint64_t offset = 0;
   uint64_t bytes = 0;

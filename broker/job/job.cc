@@ -133,6 +133,14 @@ Job::Job(JobKey key, JobOptions options, std::shared_ptr<const Dataset> dataset,
       part_ns_(kFirstStep + StepNumbers(options_.spec)) {
   if (stream_ != nullptr) delivery_.SetAvailable(stream_->available());
   if (options_.at_end) delivery_.PlaceAtEnd();
+  if (FileAccess::OfBroker()->stores() != nullptr && stream_ == nullptr) {
+    look_ahead_ = std::make_unique<LookAhead>(
+        dataset_, layout_.plan.start().position,
+        uint64_t{layout_.slots_per_lane} * layout_.plan.global_batch(), [this] {
+          MutexLock lock(&weights_mutex_);
+          return rows_plan_;
+        });
+  }
 }
 
 StatusOr<WeightsChange> Job::ChangeWeights(
@@ -596,6 +604,9 @@ Claim Job::ClaimRows(std::optional<uint32_t> node) {
     claim.plan = rows_plan_;
   }
   batch->Claim(claim.end);
+  if (look_ahead_ != nullptr) {
+    look_ahead_->Claimed(batch->rows.position + batch->rows.rows);
+  }
   // No worker is to be woken in vain.
   if (delivery_.Claimable() == nullptr) on_work_(false);
   return claim;

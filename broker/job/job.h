@@ -24,6 +24,7 @@
 #include "broker/job/bottleneck.h"
 #include "broker/job/dataset.h"
 #include "broker/job/job_options.h"
+#include "broker/job/look_ahead.h"
 #include "broker/job/prefetch.h"
 #include "broker/memory/reserved_memory.h"
 #include "broker/plan/plan.h"
@@ -421,6 +422,7 @@ class Job {
   std::vector<std::atomic<uint64_t>> part_ns_;  // by RowPart
   std::atomic<uint64_t> measured_rows_{0};
   Counters counters_;
+  std::unique_ptr<LookAhead> look_ahead_;  // nullptr: no object stores
 };
 
 }  // namespace penstock

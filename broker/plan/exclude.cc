@@ -15,8 +15,8 @@ const Declaration<ExcludeStep>& ExcludeStep::Declared() {
           "of the source; anything may follow a blank. Comment lines begin with "
           "#.")
           .Example("broken.txt")
-          .Brief("a path", &ExcludeStep::records, Path())
-          .Required("records", &ExcludeStep::records, Path(), "the list");
+          .Brief("a path", &ExcludeStep::records, PathOrAddress())
+          .Required("records", &ExcludeStep::records, PathOrAddress(), "the list");
   return declared;
 }
 

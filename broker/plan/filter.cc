@@ -70,7 +70,7 @@ const Declaration<FilterStep>& FilterStep::Declared() {
           .Example("{column: label, in: [3, 5]}")
           .Optional("column", &FilterStep::column, LeftOutAt({}, ColumnName()),
                     "its name")
-          .Optional("records", &FilterStep::records, MaybePath(),
+          .Optional("records", &FilterStep::records, MaybePathOrAddress(),
                     "instead of a column: a file of `penstock filter`, the "
                     "records that a Python function kept")
           .Optional("in", &FilterStep::in, values, "it is one of these")

@@ -374,7 +374,7 @@ const Declaration<NpzSource>& NpzSource::Declared() {
                              "along their first axis.")
           .Gives("as in the file")
           .Example("{file: train.npz, features: {image: x, label: y}}")
-          .Required("file", &NpzSource::file, Path(),
+          .Required("file", &NpzSource::file, PathOrAddress(),
                     "where it is; not of savez_compressed")
           .Required(
               "features", &NpzSource::features,

@@ -234,6 +234,7 @@ class GzipFile {
 };
 
 Status Unpack(IdxFile* idx, uint64_t file_bytes, OpenProgress* progress) {
+  PENSTOCK_RETURN_IF_ERROR(idx->file.FetchAll(*progress));
   GzipFile gzip(idx->file.fd());
   if (!gzip.ok()) return OpenError(errno, idx->file.path());
   // In two steps, because a small file is shorter than the longest header.
@@ -467,8 +468,8 @@ const Declaration<IdxSource>& IdxSource::Declared() {
                              "Files in the format of MNIST, plain or gzip.")
           .Gives("image as in the file; with labels, label int64")
           .Example("{images: images.gz, labels: labels.gz}")
-          .Required("images", &IdxSource::images, Path(), "the file of images")
-          .Optional("labels", &IdxSource::labels, LeftOutAt({}, Path()),
+          .Required("images", &IdxSource::images, PathOrAddress(), "the file of images")
+          .Optional("labels", &IdxSource::labels, LeftOutAt({}, PathOrAddress()),
                     "the file of labels; without it there is no label")
           .Optional("io", &IdxSource::io, IoType(), kIoText);
   return declared;

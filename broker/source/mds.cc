@@ -182,7 +182,7 @@ const Declaration<MdsSource>& MdsSource::Declared() {
           .Example(
               "{path: /data/c4/train, features: {tokens: {dtype: int32, "
               "max_length: 2048}, label: {}}}")
-          .Required("path", &MdsSource::path, Path(),
+          .Required("path", &MdsSource::path, PathOrAddress(),
                     "a folder with index.json and its shards, which are not "
                     "compressed, or unpacked beside the compressed ones")
           .Optional(

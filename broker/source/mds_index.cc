@@ -181,7 +181,7 @@ std::string UnpackCommand(const MdsShard& shard) {
 }
 
 bool Exists(const std::string& path, const FileAccess& access) {
-  return access.Open(path, O_PATH).ok();
+  return access.Check(path).ok();
 }
 
 // The shard's file is not there.
@@ -346,8 +346,8 @@ StatusOr<DataFiles> MdsIndex::OpenShards(const OpenProgress& progress) const {
   if (!all) {
     for (size_t i = 0; i < shards.size(); ++i) {
       PENSTOCK_RETURN_IF_ERROR(progress.CheckCancelled(shards[i].path));
-      const auto found = progress.access->Open(shards[i].path, O_PATH);
-      if (found.ok() || found.status().code() != StatusCode::kNotFound) {
+      if (progress.access->Check(shards[i].path).code() !=
+          StatusCode::kNotFound) {
         continue;
       }
       return MissingError(shards[i], i, *progress.access);

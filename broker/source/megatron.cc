@@ -588,7 +588,7 @@ class MegatronOpening {
 // ---- the spec
 
 ValueType<MegatronSource::Part> MegatronPartType() {
-  const ValueType<std::string> path = Path();
+  const ValueType<std::string> path = PathOrAddress();
   const ValueType<double> weight = Number(0, 1e300);
   return {"a prefix, or [weight, prefix]",
           [path, weight](const YamlValue& value, std::string_view wanted,
@@ -769,7 +769,7 @@ const Declaration<MegatronSource>& MegatronSource::Declared() {
           .Example(
               "{prefix: /data/c4_text, split: '969,30,1', "
               "sequence_length: 4096, samples: 1000000}")
-          .Optional("prefix", &MegatronSource::prefix, MaybePath(),
+          .Optional("prefix", &MegatronSource::prefix, MaybePathOrAddress(),
                     "of a .bin and an .idx file, without these")
           .Optional("blend", &MegatronSource::blend,
                     LeftOutAt({}, List(MegatronPartType(), 1,

@@ -12,6 +12,7 @@
 #include "broker/index/concatenation.h"
 #include "broker/index/data_files.h"
 #include "broker/index/fingerprint.h"
+#include "broker/index/in_parallel.h"
 #include "broker/index/values.h"
 #include "broker/io/read.h"
 #include "broker/source/kinds.h"
@@ -210,9 +211,12 @@ OpenedSource ParquetSource::Open(OpenProgress* progress,
   records.options = options;
   // The processes open them by name, and read only what was opened here.
   nlohmann::json given = nlohmann::json::array();
+  PENSTOCK_RETURN_IF_ERROR(InParallel(
+      data->size(), [&](size_t i) { return (*data)[i].FetchAll(*progress); }));
   for (const DataFile& file : *data) {
-    given.push_back({file.path(), file.real_path(), file.device(), file.inode(),
-                     file.bytes(), file.mtime_ns()});
+    PENSTOCK_ASSIGN_OR_RETURN(const DataFile::Identity is, file.identity());
+    given.push_back({file.path(), file.real_path(), is.device, is.inode,
+                     file.bytes(), is.mtime_ns});
   }
   records.given =
       given.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);

@@ -38,12 +38,10 @@ LongLines FindLongLines(const Index& index, uint64_t max_bytes) {
     uint64_t bytes = line.bytes[0];
     if (bytes <= max_bytes) continue;
     // A "\r" there belongs to its end; a byte that cannot be read is none.
-    char last = 0;
-    if (pread(line.file->fd(), &last, 1,
-              static_cast<off_t>(line.offsets[0] + bytes - 1)) == 1 &&
-        last == '\r') {
-      --bytes;
-    }
+    std::byte last{};
+    OpenProgress unwatched;
+    (void)line.file->Read(line.offsets[0] + bytes - 1, {&last, 1}, &unwatched);
+    if (last == std::byte{'\r'}) --bytes;
     if (bytes <= max_bytes) continue;
     ++found.lines;
     if (bytes > found.bytes) found = {found.lines, bytes, record};

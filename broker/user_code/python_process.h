@@ -114,6 +114,8 @@ class PythonProcess {
     return Receive(timeout_ns, cancelled);
   }
   pid_t pid() const { return pid_; }
+  // For a program with packets of its own.
+  int link() const { return link_.get(); }
 
  private:
   PythonProcess() = default;

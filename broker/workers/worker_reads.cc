@@ -246,7 +246,9 @@ void WorkerReads::CheckTimeouts() {
     for (uint32_t i = 0; i < group.tickets.size(); ++i) {
       const Ticket& ticket = group.tickets[i];
       if (!ticket.taken || ticket.arrived || group.reader->Arrived(i)) continue;
-      in_flight_->StillWaiting(Entry(g, i), checked_ns_);
+      if (!group.reader->Fetches(i)) {
+        in_flight_->StillWaiting(Entry(g, i), checked_ns_);
+      }
       // A blocking reader has only queued it and reaches it soon enough.
       if (ticket.rows != nullptr && ticket.rows->job->Cancelled() &&
           !group.reader->blocking()) {

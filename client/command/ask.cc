@@ -163,7 +163,7 @@ void PrintDatasets(const Json& answer) {
   Print(stdout, "{}", table.empty() ? "no datasets\n" : table.ToString());
 }
 
-void PrintBroker(const Json& broker) {
+void PrintBroker(const Json& broker, const Json& stores) {
   const auto line = [](const char* what, const std::string& value) {
     Print(stdout, "{:<8} {}\n", what, Printable(value));
   };
@@ -182,6 +182,15 @@ void PrintBroker(const Json& broker) {
        Format("{}, {} reads in flight at most ({})", cell("read_backend"),
               cell("read_depth"), cell("read_depth_chosen")));
   line("sandbox", cell("sandbox"));
+  if (!stores.empty()) {
+    const auto of = [&](size_t i) {
+      return Cell(stores, StatusObjectOf("stores").fields[i]);
+    };
+    line("stores",
+         Format("{} fetched, {}/s, {} requests in flight, {} queued; {} "
+                "retries, {} of them throttled; copies: {} of {}",
+                of(0), of(1), of(4), of(5), of(6), of(7), of(9), of(10)));
+  }
   const uint64_t hidden = CountField(broker, "hidden_jobs").value_or(0);
   line("memory",
        cell("memory_bytes") + " for all jobs" +
@@ -203,7 +212,7 @@ void PrintBroker(const Json& broker) {
 }
 
 void PrintStatus(const Json& answer) {
-  PrintBroker(FieldOf(answer, "broker"));
+  PrintBroker(FieldOf(answer, "broker"), FieldOf(answer, "stores"));
   Print(stdout, "\n");
   PrintJobs(answer);
   const std::vector<std::string> of_job = NamingFields(answer);

@@ -36,6 +36,12 @@ constexpr Metric kMetrics[] = {
     {"penstock_condemned_samples", "broker", "condemned_samples"},
     {"penstock_node_memory_bytes", "node", "memory_bytes"},
     {"penstock_node_workers", "node", "workers"},
+    {"penstock_store_bytes_total", "stores", "bytes"},
+    {"penstock_store_requests_total", "stores", "requests"},
+    {"penstock_store_requests_in_flight", "stores", "in_flight"},
+    {"penstock_store_retries_total", "stores", "retries"},
+    {"penstock_store_throttled_total", "stores", "throttled"},
+    {"penstock_store_copies_bytes", "stores", "copies_bytes"},
     {"penstock_late_reads", "late read", "", kCount,
      "reads in flight for more than a second"},
 
@@ -138,6 +144,9 @@ class Answer {
  public:
   explicit Answer(const Json& status) {
     Add("broker", FieldOf(status, "broker"), "");
+    if (const Json& stores = FieldOf(status, "stores"); !stores.empty()) {
+      Add("stores", stores, "");
+    }
     for (const Json& node : ArrayField(FieldOf(status, "broker"), "nodes")) {
       Add("node", node, NumberLabel("node", node, "node"));
     }
@@ -265,7 +274,8 @@ std::string HelpOf(const Metric& metric) {
     }
   }
   const std::string_view object = metric.object;
-  if (object.empty() || object == "broker" || metric.kind == kCount) {
+  if (object.empty() || object == "broker" || object == "stores" ||
+      metric.kind == kCount) {
     return Format("penstockd: {}", text);
   }
   const bool own = object == "rank" || object == "part" ||

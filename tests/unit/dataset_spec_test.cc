@@ -846,11 +846,21 @@ INSTANTIATE_TEST_SUITE_P(
                   "1:21: map[0].cast.dtype: unknown value 'float8'; did you "
                   "mean 'float16'?"}));
 
-TEST(DatasetSpecTest, AnAddressIsNoPath) {
+TEST(DatasetSpecTest, AnAddressIsNoPathButWhereObjectsAreRead) {
+  for (const char* address :
+       {"s3://bucket/a.txt", "gs://b/{0..9}.txt", "https://h/a"}) {
+    const auto spec = ParseDatasetSpec(
+        WithSource(
+            Format("{{text_lines: {{files: '{}', max_bytes: 9}}}}", address)),
+        "train.yaml", "/base");
+    ASSERT_TRUE(spec.ok()) << spec.status().message();
+    EXPECT_THAT(DatasetSpecToJson(*spec).dump(), HasSubstr(address));
+  }
+
   const auto error = [](const std::string& file) {
-    return ParseDatasetSpec(WithSource("{text_lines: {files: '" + file +
-                                       "', max_bytes: 9}}"),
-                            "train.yaml", "/base")
+    return ParseDatasetSpec(
+               WithSource("{image_folder: {path: '" + file + "'}}"),
+               "train.yaml", "/base")
         .status()
         .message();
   };
@@ -859,7 +869,7 @@ TEST(DatasetSpecTest, AnAddressIsNoPath) {
         "hdfs://n/a", "hf://datasets/a/b", "pipe:cat a"}) {
     EXPECT_THAT(
         error(address),
-        AllOf(StartsWith("train.yaml:1:30: source.text_lines.files: "),
+        AllOf(StartsWith("train.yaml:1:31: source.image_folder.path: "),
               HasSubstr("' is an address; only files that this machine has "
                         "mounted are read: mount the storage as a file system, "
                         "or copy the files")))

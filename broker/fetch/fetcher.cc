@@ -1,0 +1,388 @@
+#include "broker/fetch/fetcher.h"
+
+#include <poll.h>
+#include <pthread.h>
+#include <sys/eventfd.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <chrono>
+#include <cstring>
+#include <utility>
+
+#include "broker/base/log.h"
+#include "broker/fetch/python_fetcher_program.h"
+
+namespace penstock {
+namespace {
+
+constexpr size_t kPacketBytesMax = 64 << 10;
+constexpr size_t kRangesOfPacket = 1024;
+constexpr std::chrono::milliseconds kLookInterval{100};
+// Processes that end without an answer before everything asked fails.
+constexpr uint64_t kEndsMax = 3;
+// As the process packs it.
+constexpr size_t kNumbersOfRange = 4;
+enum : uint64_t { kKept = 1, kPasses = 2 };
+
+constexpr std::string_view kOddAnswer =
+    "the fetcher answered what it was not asked";
+
+// {"error": [code, text]}
+Status ErrorOf(const nlohmann::json& answer) {
+  const auto error = answer.find("error");
+  if (error == answer.end()) return OkStatus();
+  if (!error->is_array() || error->size() != 2 ||
+      !(*error)[0].is_number_unsigned() || !(*error)[1].is_string()) {
+    return UnavailableError("{}", kOddAnswer);
+  }
+  return Status(static_cast<StatusCode>((*error)[0].get<int>()),
+                (*error)[1].get<std::string>());
+}
+
+uint64_t NumberOf(const nlohmann::json& answer, const char* key) {
+  const auto found = answer.find(key);
+  return found != answer.end() && found->is_number_unsigned()
+             ? found->get<uint64_t>()
+             : 0;
+}
+
+std::string TextOf(const nlohmann::json& answer, const char* key) {
+  const auto found = answer.find(key);
+  return found != answer.end() && found->is_string() ? found->get<std::string>()
+                                                     : std::string();
+}
+
+}  // namespace
+
+std::string_view Fetcher::Program() { return kPythonFetcherProgram; }
+
+StatusOr<std::unique_ptr<Fetcher>> Fetcher::Make(FunctionOptions options,
+                                                 std::string folder) {
+  Fd news(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
+  if (!news) return ErrnoError(errno, "eventfd");
+  return std::unique_ptr<Fetcher>(
+      new Fetcher(std::move(options), std::move(folder), std::move(news)));
+}
+
+Fetcher::Fetcher(FunctionOptions options, std::string folder, Fd news)
+    : options_(std::move(options)),
+      folder_(std::move(folder)),
+      news_(std::move(news)),
+      thread_([this] { Run(); }) {}
+
+Fetcher::~Fetcher() {
+  stops_.store(true);
+  Notify();
+  thread_.join();
+}
+
+void Fetcher::Notify() {
+  const uint64_t one = 1;
+  // Full is as good.
+  (void)!write(news_.get(), &one, sizeof(one));
+}
+
+// ---- what others ask
+
+StatusOr<std::shared_ptr<Fetcher::Call>> Fetcher::Ask(
+    nlohmann::json message, const std::atomic<bool>& cancel) {
+  const auto call = std::make_shared<Call>();
+  std::unique_lock lock(mutex_);
+  const uint64_t number = ++last_call_;
+  message["call"] = number;
+  call->asked = std::move(message);
+  calls_[number] = call;
+  packets_.push_back(call->asked.dump());
+  Notify();
+  while (!call->over) {
+    answered_.wait_for(lock, kLookInterval);
+    if (cancel.load()) {
+      calls_.erase(number);
+      return CancelledError("nobody waits for it");
+    }
+  }
+  calls_.erase(number);
+  if (!call->status.ok()) return call->status;
+  return call;
+}
+
+StatusOr<std::vector<std::string>> Fetcher::List(
+    const std::string& pattern, const std::atomic<bool>& cancel) {
+  PENSTOCK_ASSIGN_OR_RETURN(const std::shared_ptr<Call> call,
+                            Ask({{"list", pattern}}, cancel));
+  std::vector<std::string> urls;
+  for (const nlohmann::json& answer : call->answers) {
+    const auto more = answer.find("urls");
+    if (more == answer.end() || !more->is_array()) {
+      return UnavailableError("{}: {}", pattern, kOddAnswer);
+    }
+    for (const nlohmann::json& url : *more) {
+      if (!url.is_string()) {
+        return UnavailableError("{}: {}", pattern, kOddAnswer);
+      }
+      urls.push_back(url.get<std::string>());
+    }
+  }
+  return urls;
+}
+
+StatusOr<std::shared_ptr<RemoteFile>> Fetcher::Open(
+    const std::string& url, uint64_t room, const std::atomic<bool>& cancel) {
+  PENSTOCK_ASSIGN_OR_RETURN(const std::shared_ptr<Call> call,
+                            Ask({{"open", url}, {"room", room}}, cancel));
+  const nlohmann::json& answer = call->answers.front();
+  if (!call->fd) return UnavailableError("{}: {}", url, kOddAnswer);
+  const uint64_t copy = NumberOf(answer, "copy");
+  const auto file = std::make_shared<RemoteFile>(
+      RemoteFile::Opened{url, TextOf(answer, "version"), TextOf(answer, "path"),
+                         NumberOf(answer, "bytes"), copy,
+                         NumberOf(answer, "unit"), NumberOf(answer, "ahead")},
+      std::move(call->fd),
+      [this](RemoteFile::Ask ask, uint64_t of, const RemoteFile::Range& range) {
+        const std::lock_guard lock(mutex_);
+        if (ask == RemoteFile::Ask::kClose) files_.erase(of);
+        if (asked_.empty()) Notify();
+        asked_.push_back({ask, of, range});
+      });
+  const std::lock_guard lock(mutex_);
+  files_[copy] = file;
+  return file;
+}
+
+StatusOr<std::string> Fetcher::Version(const std::string& url) {
+  static const std::atomic<bool> cancel{false};
+  PENSTOCK_ASSIGN_OR_RETURN(const std::shared_ptr<Call> call,
+                            Ask({{"version", url}}, cancel));
+  return TextOf(call->answers.front(), "version");
+}
+
+nlohmann::json Fetcher::UseJson() const {
+  const std::lock_guard lock(mutex_);
+  return use_;
+}
+
+// ---- the thread
+
+void Fetcher::Run() {
+  pthread_setname_np(pthread_self(), "fetcher");
+  while (!stops_.load()) {
+    pollfd ready[] = {{news_.get(), POLLIN, 0},
+                      {process_ == nullptr ? -1 : process_->link(), POLLIN, 0}};
+    if (!out_.empty()) ready[1].events |= POLLOUT;
+    poll(ready, 2, -1);
+    if (stops_.load()) return;
+    if ((ready[0].revents & POLLIN) != 0) {
+      uint64_t count;
+      (void)!read(news_.get(), &count, sizeof(count));
+    }
+    if (process_ == nullptr && !Start()) continue;
+    Begin();
+    if (Send() && Receive()) continue;
+    process_ = nullptr;
+    out_.clear();
+    ++ends_;
+    Log<"fetcher-ended">(ends_);
+    if (ends_ >= kEndsMax) {
+      EndAll(
+          UnavailableError("the process that fetches ended {} times", ends_));
+    } else {
+      Notify();
+    }
+  }
+}
+
+// What was asked before is asked again, files that are open are opened again.
+bool Fetcher::Start() {
+  const nlohmann::json argument = {{"folder", folder_}};
+  GrowingMemory memory;
+  StatusOr<std::unique_ptr<PythonProcess>> process = memory.Reserve(1);
+  if (memory.fd() >= 0) {
+    process = PythonProcess::Start(options_, Program(), argument.dump(), memory,
+                                   [this] { return stops_.load(); });
+  }
+  if (!process.ok()) {
+    EndAll(Status(process.status().code(), process.status().message()));
+    return false;
+  }
+  process_ = *std::move(process);
+  const std::vector<std::shared_ptr<RemoteFile>> files = OpenFiles();
+  const std::lock_guard lock(mutex_);
+  asked_.clear();
+  packets_.clear();
+  for (auto& [number, call] : calls_) {
+    call->answers.clear();
+    packets_.push_back(call->asked.dump());
+  }
+  files_.clear();
+  for (const std::shared_ptr<RemoteFile>& file : files) {
+    const auto call = std::make_shared<Call>();
+    call->asked = {{"open", file->url()}, {"room", 0}, {"call", ++last_call_}};
+    call->again = file;
+    calls_[last_call_] = call;
+    packets_.push_back(call->asked.dump());
+  }
+  return true;
+}
+
+// Makes packets of what is asked.
+void Fetcher::Begin() {
+  const std::lock_guard lock(mutex_);
+  for (std::string& packet : packets_) out_.push_back(std::move(packet));
+  packets_.clear();
+  std::vector<uint64_t> numbers;
+  const auto finish = [&] {
+    if (numbers.empty()) return;
+    out_.emplace_back(reinterpret_cast<const char*>(numbers.data()),
+                      numbers.size() * sizeof(uint64_t));
+    numbers.clear();
+  };
+  for (const Asked& each : asked_) {
+    numbers.insert(numbers.end(), {static_cast<uint64_t>(each.ask), each.copy,
+                                   each.range.offset, each.range.bytes});
+    if (numbers.size() == kRangesOfPacket * kNumbersOfRange) finish();
+  }
+  finish();
+  asked_.clear();
+}
+
+bool Fetcher::Send() {
+  while (!out_.empty()) {
+    const std::string& packet = out_.front();
+    const ssize_t sent = send(process_->link(), packet.data(), packet.size(),
+                              MSG_DONTWAIT | MSG_NOSIGNAL);
+    if (sent < 0 && errno == EINTR) continue;
+    if (sent < 0) return errno == EAGAIN;
+    out_.pop_front();
+  }
+  return true;
+}
+
+bool Fetcher::Receive() {
+  std::string packet(kPacketBytesMax, '\0');
+  for (;;) {
+    iovec piece = {packet.data(), packet.size()};
+    msghdr message = {};
+    message.msg_iov = &piece;
+    message.msg_iovlen = 1;
+    alignas(cmsghdr) char control[CMSG_SPACE(sizeof(int))];
+    message.msg_control = control;
+    message.msg_controllen = sizeof(control);
+    const ssize_t bytes =
+        recvmsg(process_->link(), &message, MSG_DONTWAIT | MSG_CMSG_CLOEXEC);
+    if (bytes < 0 && errno == EINTR) continue;
+    if (bytes < 0) return errno == EAGAIN;
+    Fd fd;
+    for (cmsghdr* each = CMSG_FIRSTHDR(&message); each != nullptr;
+         each = CMSG_NXTHDR(&message, each)) {
+      if (each->cmsg_level == SOL_SOCKET && each->cmsg_type == SCM_RIGHTS) {
+        int number = -1;
+        std::memcpy(&number, CMSG_DATA(each), sizeof(number));
+        fd = Fd(number);
+      }
+    }
+    if (bytes == 0 || (message.msg_flags & MSG_TRUNC) != 0) return false;
+    ends_ = 0;
+    const std::string_view got(packet.data(), static_cast<size_t>(bytes));
+    if (got.front() != '{') {
+      TakeRanges(got);
+      continue;
+    }
+    nlohmann::json answer = nlohmann::json::parse(got, nullptr, false);
+    if (answer.is_discarded()) return false;
+    TakeCall(std::move(answer), std::move(fd));
+  }
+}
+
+void Fetcher::TakeRanges(std::string_view packet) {
+  uint64_t numbers[kNumbersOfRange];
+  for (; packet.size() >= sizeof(numbers);
+       packet.remove_prefix(sizeof(numbers))) {
+    std::memcpy(numbers, packet.data(), sizeof(numbers));
+    const auto [kind, copy, offset, bytes] = numbers;
+    std::shared_ptr<RemoteFile> file;
+    {
+      const std::lock_guard lock(mutex_);
+      const auto found = files_.find(copy);
+      if (found != files_.end()) file = found->second.lock();
+    }
+    if (file != nullptr) file->Arrived({offset, bytes}, kind == kKept);
+  }
+}
+
+void Fetcher::TakeCall(nlohmann::json answer, Fd fd) {
+  const Status status = ErrorOf(answer);
+  std::shared_ptr<RemoteFile> file;
+  RemoteFile::Range failed;
+  {
+    const std::lock_guard lock(mutex_);
+    if (answer.contains("use")) {
+      use_ = std::move(answer["use"]);
+      return;
+    }
+    if (!answer.contains("call")) {
+      const auto found = files_.find(NumberOf(answer, "copy"));
+      if (found != files_.end()) file = found->second.lock();
+      failed = {NumberOf(answer, "offset"), NumberOf(answer, "bytes")};
+    } else {
+      const auto found = calls_.find(NumberOf(answer, "call"));
+      if (found == calls_.end()) return;
+      const std::shared_ptr<Call> call = found->second;
+      const bool more = answer.value("more", false);
+      call->status = status;
+      call->over = !more || !status.ok();
+      if (fd) call->fd = std::move(fd);
+      file = call->again.lock();
+      if (file != nullptr && status.ok() &&
+          TextOf(answer, "version") == file->version()) {
+        const uint64_t copy = NumberOf(answer, "copy");
+        files_[copy] = file;
+        calls_.erase(found);
+      } else {
+        call->answers.push_back(std::move(answer));
+        answered_.notify_all();
+        if (file == nullptr) return;
+        failed = {0, file->bytes()};
+        calls_.erase(found);
+      }
+    }
+  }
+  if (file == nullptr) return;
+  if (failed.bytes > 0) {
+    file->Failed(
+        failed,
+        status.ok()
+            ? DataLossError("{}: the object has changed since it was opened",
+                            file->url())
+            : status);
+  } else {
+    file->AskAgain(NumberOf(answer, "copy"));
+  }
+}
+
+std::vector<std::shared_ptr<RemoteFile>> Fetcher::OpenFiles() {
+  const std::lock_guard lock(mutex_);
+  std::vector<std::shared_ptr<RemoteFile>> files;
+  for (const auto& [copy, each] : files_) {
+    if (auto file = each.lock()) files.push_back(std::move(file));
+  }
+  return files;
+}
+
+void Fetcher::EndAll(const Status& status) {
+  for (const auto& file : OpenFiles()) {
+    file->Failed({0, file->bytes()}, status);
+  }
+  const std::lock_guard lock(mutex_);
+  for (auto& [number, call] : calls_) {
+    call->status = status;
+    call->over = true;
+  }
+  packets_.clear();
+  asked_.clear();
+  answered_.notify_all();
+}
+
+}  // namespace penstock

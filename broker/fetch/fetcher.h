@@ -1,0 +1,97 @@
+// Object stores by a process of its own, which alone uses a network
+// (python_fetcher.py). It is started when the first address is opened, and
+// again if it ends: what was asked of it is asked of the next one.
+//
+// Thread-safe.
+#ifndef BROKER_FETCH_FETCHER_H_
+#define BROKER_FETCH_FETCHER_H_
+
+#include <atomic>
+#include <condition_variable>
+#include <cstdint>
+#include <deque>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <string_view>
+#include <thread>
+#include <vector>
+
+#include "broker/io/stores.h"
+#include "broker/user_code/python_process.h"
+#include "common/fd.h"
+#include "common/status.h"
+
+namespace penstock {
+
+class Fetcher final : public Stores {
+ public:
+  // folder: of the local copies.
+  static StatusOr<std::unique_ptr<Fetcher>> Make(FunctionOptions options,
+                                                 std::string folder);
+  ~Fetcher() override;
+
+  StatusOr<std::vector<std::string>> List(
+      const std::string& pattern, const std::atomic<bool>& cancel) override;
+  StatusOr<std::shared_ptr<RemoteFile>> Open(
+      const std::string& url, uint64_t room,
+      const std::atomic<bool>& cancel) override;
+  StatusOr<std::string> Version(const std::string& url) override;
+  nlohmann::json UseJson() const override;
+
+  static std::string_view Program();
+
+ private:
+  struct Call {
+    nlohmann::json asked;
+    std::vector<nlohmann::json> answers;
+    Fd fd;
+    bool over = false;
+    Status status;
+    std::weak_ptr<RemoteFile> again;  // opened of a former process
+  };
+  struct Asked {
+    RemoteFile::Ask ask;
+    uint64_t copy;
+    RemoteFile::Range range;
+  };
+
+  Fetcher(FunctionOptions options, std::string folder, Fd news);
+
+  StatusOr<std::shared_ptr<Call>> Ask(nlohmann::json message,
+                                      const std::atomic<bool>& cancel);
+  void Notify();
+  void Run();
+  bool Start();
+  void Begin();
+  bool Send();
+  bool Receive();
+  void TakeCall(nlohmann::json message, Fd fd);
+  void TakeRanges(std::string_view packet);
+  void EndAll(const Status& status);
+  std::vector<std::shared_ptr<RemoteFile>> OpenFiles();
+
+  const FunctionOptions options_;
+  const std::string folder_;
+  const Fd news_;  // eventfd
+  std::atomic<bool> stops_{false};
+  mutable std::mutex mutex_;
+  std::condition_variable answered_;
+  // Guarded by mutex_.
+  std::map<uint64_t, std::shared_ptr<Call>> calls_;
+  std::deque<std::string> packets_;  // of calls
+  std::vector<Asked> asked_;
+  std::map<uint64_t, std::weak_ptr<RemoteFile>> files_;  // by copy
+  uint64_t last_call_ = 0;
+  nlohmann::json use_ = nlohmann::json::object();
+  // Only the thread has these.
+  std::unique_ptr<PythonProcess> process_;
+  std::deque<std::string> out_;
+  uint64_t ends_ = 0;  // of processes, since one has answered
+  std::thread thread_;
+};
+
+}  // namespace penstock
+#endif  // BROKER_FETCH_FETCHER_H_

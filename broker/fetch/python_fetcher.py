@@ -1,0 +1,705 @@
+"""Fetches ranges of objects of stores into local copies: the one process of a broker
+that uses a network. It never sees a row.
+
+A copy is a sparse file of the object's size, in the folder of copies, with a checksum of
+each block that is there. A block is *kept*, or it *passes*: then it is removed when the
+broker no longer holds it. Blocks are kept while there is room. In each pass over the data
+every block is needed once, so whatever is kept, just as many are missing: to replace kept
+blocks by others gains nothing (the optimum of Belady's rule for passes in random orders).
+
+Packets of the link, asked and answered: JSON of a call, or little-endian uint64 in
+fours: kind, copy, offset, bytes. Calls:
+
+  {"call": N, "list": pattern}   {"call": N, "urls": [...], "more": bool}
+  {"call": N, "open": url, "room": bytes or null}
+                                 {"call": N, "copy": K, "bytes", "version", "unit"}, and
+                                 the copy's descriptor
+  {"call": N, "version": url}    {"call": N, "version": text}
+  any                            {"call": N, "error": [code, text]}
+  twice a second, if it changed  {"use": {...}}: `stores` of a status
+  a range that cannot be had     {"copy": K, "offset", "bytes", "error": [code, text]}
+"""
+
+import asyncio
+import ctypes
+import fcntl
+import fnmatch
+import hashlib
+import itertools
+import mmap
+import random
+import re
+import zlib
+from collections import deque
+
+# Codes of a status (common/status.h).
+INVALID_ARGUMENT, NOT_FOUND, PERMISSION_DENIED, RESOURCE_EXHAUSTED = 3, 5, 7, 8
+UNAVAILABLE, DATA_LOSS = 14, 15
+
+WANT, HURRY, GIVE_UP, CLOSE = 1, 2, 3, 4  # asked
+KEPT, PASSES = 1, 2  # answered
+BLOCK = 4096
+# What is fetched at once, if the room takes all of it: a record is part of it as a rule.
+UNIT = 512 << 10
+REQUEST_BYTES_MAX = 8 << 20
+# What is fetched ahead of its use, of a job.
+AHEAD_MIN, AHEAD_MAX = 64 << 20, 1 << 30
+# A request of this size has its rate limited by the link rather than by its latency.
+REQUESTS_FIRST, REQUESTS_MAX = 16, 256
+TUNE_S = 0.5
+GAIN = 1.05
+REQUEST_TIMEOUT_S = 30
+CONNECT_TIMEOUT_S = 10
+# From the first request of a range to its error, retries included.
+RANGE_TIMEOUT_S = 120
+RETRY_FIRST_S, RETRY_MAX_S = 0.1, 10
+# A request that takes this many times the median is sent once more.
+HEDGE_TIMES, HEDGE_MIN_S, HEDGE_FIRST_S = 4, 0.5, 3
+HEDGED_MAX = 0.1  # of the requests
+LISTED_MAX = 10_000_000
+URLS_MAX = 1 << 18
+PACKET = 1 << 15
+# What was listed is known as long for opening.
+LISTED_S = 60
+PUNCH_HOLE = 0x01 | 0x02  # FALLOC_FL_KEEP_SIZE, FALLOC_FL_PUNCH_HOLE
+INSTALL = ("object stores are read with obstore, which {} cannot import ({}): pip install "
+           "obstore into the Python that the broker runs")
+GLOB = re.compile(r"[*?\[]")
+
+
+class Failed(Exception):
+    """code: of a status."""
+
+    def __init__(self, code, text):
+        super().__init__(text)
+        self.code = code
+
+
+def without_secrets(text):
+    """The query of a signed address is a credential."""
+    return re.sub(r"(https?://[^\s\"'?]*)\?[^\s\"')]*", r"\1?...", " ".join(text.split()))
+
+
+def failed(url, error):
+    """The status of a store's error; None: it is worth another try."""
+    if isinstance(error, Failed):
+        return error
+    name, text = type(error).__name__, without_secrets(str(error))
+    if isinstance(error, FileNotFoundError) or "NoSuchBucket" in text:
+        what = "there is no such bucket" if "NoSuchBucket" in text else "there is no such object"
+        return Failed(NOT_FOUND, f"{url}: {what}")
+    if name in ("PermissionDeniedError", "UnauthenticatedError") or isinstance(
+            error, PermissionError):
+        return Failed(PERMISSION_DENIED,
+                      f"{url}: the store refuses ({text[:300]}): the credentials of the broker's "
+                      "environment do not read it, or they have expired")
+    if name == "PreconditionError":
+        return Failed(DATA_LOSS, f"{url}: the object has changed since it was opened")
+    return None
+
+
+def is_throttled(error):
+    return re.search(r"\b(429|503)\b|SlowDown|Too Many Requests", str(error)) is not None
+
+
+# ---- stores
+
+
+class ObjectStore:
+    """obstore's."""
+
+    def __init__(self, root):
+        import obstore
+        self.obstore = obstore
+        given = {}
+        if root.startswith("s3") and "AWS_ACCESS_KEY_ID" not in os.environ and \
+                "AWS_SKIP_SIGNATURE" not in os.environ:
+            given = self.profile()
+        self.lists = not root.startswith("http")
+        self.store = obstore.store.from_url(
+            root, retry_config={"max_retries": 0}, client_options={
+                "timeout": f"{REQUEST_TIMEOUT_S}s", "connect_timeout": f"{CONNECT_TIMEOUT_S}s",
+                "allow_http": True}, **given)
+
+    @staticmethod
+    def profile():
+        """What boto3 finds (profiles, SSO), where it is installed."""
+        try:
+            import boto3
+            from obstore.auth.boto3 import Boto3CredentialProvider
+            session = boto3.Session()
+            return {"credential_provider": Boto3CredentialProvider(session)} \
+                if session.get_credentials() else {}
+        except ImportError:
+            return {}
+
+    async def head(self, path):
+        meta = await self.obstore.head_async(self.store, path)
+        return meta["size"], version_of(meta)
+
+    async def get(self, path, begin, end, version):
+        options = {"range": (begin, end)}
+        if version.startswith('"') or version.startswith("W/"):
+            options["if_match"] = version
+        found = await self.obstore.get_async(self.store, path, options=options)
+        data = memoryview(await found.bytes_async())
+        return data, found.meta["size"], version_of(found.meta)
+
+    async def list(self, prefix):
+        async for chunk in self.obstore.list(self.store, prefix or None, chunk_size=1000):
+            yield [(meta["path"], meta["size"], version_of(meta)) for meta in chunk]
+
+
+def version_of(meta):
+    """The ETag; of a store without them the time."""
+    return meta.get("e_tag") or str(meta.get("last_modified"))
+
+
+class FsspecStore:
+    """Any other address that fsspec has a file system for."""
+
+    lists = True
+
+    def __init__(self, scheme):
+        try:
+            import fsspec
+            self.files = fsspec.filesystem(scheme)
+        except (ImportError, ValueError) as error:
+            raise Failed(INVALID_ARGUMENT, f"{scheme}://: {error}") from None
+
+    @staticmethod
+    def version(info):
+        for key in ("etag", "ETag", "md5Hash", "blob_id", "sha", "mtime", "created"):
+            if info.get(key):
+                return str(info[key])
+        return str(info.get("size"))
+
+    async def head(self, path):
+        info = await asyncio.to_thread(self.files.info, path)
+        return info["size"], self.version(info)
+
+    async def get(self, path, begin, end, version):
+        data = await asyncio.to_thread(self.files.cat_file, path, start=begin, end=end)
+        return memoryview(data), None, version
+
+    async def list(self, prefix):
+        folder = prefix.rpartition("/")[0] or prefix
+        found = await asyncio.to_thread(self.files.find, folder, detail=True)
+        yield [(path, info["size"], self.version(info)) for path, info in sorted(found.items())]
+
+
+OBSTORE_SCHEMES = {"s3", "s3a", "gs", "az", "adl", "azure", "abfs", "abfss", "http", "https"}
+
+
+class Stores:
+    def __init__(self):
+        self.of_root = {}
+        self.listed = {}  # url: (size, version, when)
+
+    def find(self, url):
+        """The store of an address, and the path in it."""
+        scheme, _, rest = url.partition("://")
+        if scheme in OBSTORE_SCHEMES:
+            place, _, path = rest.partition("/")
+            root = f"{scheme}://{place}"
+            if not place or not path:
+                raise Failed(INVALID_ARGUMENT, f"{url}: wanted {scheme}://bucket/key")
+            make = ObjectStore
+        else:
+            root, path, make = scheme, rest, FsspecStore
+        if root not in self.of_root:
+            self.of_root[root] = make(root)
+        return self.of_root[root], path
+
+    async def head(self, url):
+        known = self.listed.get(url)
+        if known and time.monotonic() - known[2] < LISTED_S:
+            return known[:2]
+        store, path = self.find(url)
+        return await retried(url, lambda: store.head(path))
+
+    async def list(self, pattern):
+        """Objects that match, in byte order; '*' matches no '/'."""
+        store, path = self.find(pattern)
+        if not store.lists:
+            raise Failed(INVALID_ARGUMENT,
+                         f"{pattern}: a web server lists no files: name them with braces "
+                         "(train-{000..146}.tar), or in a list")
+        prefix = path[:GLOB.search(path).start()].rpartition("/")[0]
+        wanted = re.compile("/".join(
+            fnmatch.translate(part).removesuffix(r"\Z").removesuffix(r"\z").replace(".*", "[^/]*")
+            for part in path.split("/")) + r"\Z")
+        root = pattern[:len(pattern) - len(path)]
+        found, seen, now = [], 0, time.monotonic()
+        async for chunk in store.list(prefix):
+            seen += len(chunk)
+            if seen > LISTED_MAX:
+                raise Failed(INVALID_ARGUMENT,
+                             f"{pattern}: more than {LISTED_MAX:,} objects lie below {prefix}/: "
+                             "name a folder with fewer, or a list")
+            for key, size, version in chunk:
+                if wanted.match(key):
+                    found.append(root + key)
+                    self.listed[root + key] = (size, version, now)
+            if len(found) > URLS_MAX:
+                raise Failed(INVALID_ARGUMENT, f"{pattern}: more than {URLS_MAX} files")
+        if not found:
+            raise Failed(NOT_FOUND, f"{pattern}: no object matches it")
+        return sorted(found, key=str.encode)
+
+
+async def retried(url, get, counts=None):
+    """What get() returns, in the time of a range."""
+    begun, wait = time.monotonic(), RETRY_FIRST_S
+    while True:
+        try:
+            return await asyncio.wait_for(get(), REQUEST_TIMEOUT_S + CONNECT_TIMEOUT_S)
+        except Exception as error:
+            final = failed(url, error)
+            if final:
+                raise final from None
+            left = begun + RANGE_TIMEOUT_S - time.monotonic()
+            if left < wait:
+                text = without_secrets(str(error)) or type(error).__name__
+                raise Failed(UNAVAILABLE, f"{url}: the store has not answered well for "
+                             f"{RANGE_TIMEOUT_S} s ({text[:300]})") from None
+            if counts is not None:
+                counts.retry(error)
+        await asyncio.sleep(wait * random.uniform(0.5, 1))
+        wait = min(2 * wait, RETRY_MAX_S)
+
+
+# ---- copies
+
+
+def punch(descriptor, offset, size):
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.fallocate(descriptor, PUNCH_HOLE, ctypes.c_long(offset), ctypes.c_long(size)):
+        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+
+
+class Copy:
+    """The local copy of one version of an object."""
+
+    def __init__(self, number, folder, url, size, version):
+        self.number, self.url, self.bytes, self.version = number, url, size, version
+        name = hashlib.sha256(json.dumps([url, size, version]).encode()).hexdigest()[:32]
+        self.path = os.path.join(folder, name)
+        self.blocks = -(-size // BLOCK)
+        flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
+        self.data = os.open(self.path, flags, 0o600)
+        fcntl.flock(self.data, fcntl.LOCK_SH)  # that of who has this descriptor, too
+        os.ftruncate(self.data, size)
+        sums = os.open(self.path + ".crc", flags, 0o600)
+        os.ftruncate(sums, max(4 * self.blocks, 4))
+        # 0: it is not there.
+        self.sums = memoryview(mmap.mmap(sums, max(4 * self.blocks, 4))).cast("I")
+        os.close(sums)
+        os.utime(self.path + ".crc")
+        self.checked = bytearray(self.blocks)  # KEPT or PASSES: it is there, as it was fetched
+
+    def write(self, begin, data, kind):
+        os.pwrite(self.data, data, begin)
+        first = begin // BLOCK
+        for i in range(-(-len(data) // BLOCK)):
+            self.sums[first + i] = zlib.crc32(data[i * BLOCK:(i + 1) * BLOCK]) or 1
+        self.checked[first:first + i + 1] = bytes([kind]) * (i + 1)
+
+    def check(self, first, end):
+        """Which of these blocks, of an earlier process, are as they were fetched."""
+        data = memoryview(os.pread(self.data, (end - first) * BLOCK, first * BLOCK))
+        for i in range(first, end):
+            at = (i - first) * BLOCK
+            if (zlib.crc32(data[at:at + BLOCK]) or 1) == self.sums[i]:
+                self.checked[i] = KEPT
+            else:
+                self.sums[i] = 0
+
+    def remove(self, first, end):
+        self.checked[first:end] = bytes(end - first)
+        for i in range(first, end):
+            self.sums[i] = 0
+        punch(self.data, first * BLOCK, (end - first) * BLOCK)
+
+    def size_of(self, first, end):
+        return min(end * BLOCK, self.bytes) - first * BLOCK
+
+
+class Folder:
+    """All copies, and the room they have."""
+
+    def __init__(self, path):
+        self.path = path
+        os.makedirs(path, mode=0o700, exist_ok=True)
+        status = os.stat(path)
+        if status.st_uid != os.geteuid():
+            raise Told(f"{path} belongs to user {status.st_uid}: set PENSTOCK_CACHE_DIR")
+        self.used = sum(each.stat().st_blocks * 512 for each in os.scandir(path))
+        self.default_room = self.used + self.free() // 2
+        self.given_room = 0
+
+    def free(self):
+        status = os.statvfs(self.path)
+        return status.f_bavail * status.f_frsize
+
+    @property
+    def room(self):
+        return self.given_room or self.default_room
+
+    def keeps(self, size):
+        """Whether so many bytes more are kept: an eighth is for what passes."""
+        limit = self.room - self.room // 8
+        if self.used + size > limit:
+            self.remove_unused(self.used + size - limit)
+        return self.used + size <= limit
+
+    def remove_unused(self, wanted):
+        """Copies that no broker has open, the longest unused ones first."""
+        names = [each for each in os.scandir(self.path) if each.name.endswith(".crc")]
+        for each in sorted(names, key=lambda each: each.stat().st_mtime):
+            path = each.path.removesuffix(".crc")
+            try:
+                descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+            except FileNotFoundError:
+                os.unlink(each.path)
+                continue
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                continue
+            else:
+                taken = (os.fstat(descriptor).st_blocks + each.stat().st_blocks) * 512
+                os.unlink(path)
+                os.unlink(each.path)
+                self.used -= taken
+                wanted -= taken
+            finally:
+                os.close(descriptor)
+            if wanted <= 0:
+                return
+
+
+# ---- fetching
+
+
+class Requests:
+    """How many requests are sent at once: more while that brings more bytes, fewer when
+    the store says so."""
+
+    def __init__(self):
+        self.limit, self.running, self.waiting = REQUESTS_FIRST, 0, []
+        self.order = itertools.count()
+        self.bytes = self.sent = self.retries = self.throttled = self.hedged = 0
+        self.durations = deque(maxlen=64)
+        self.best = 0.0
+        self.hold_s = self.halved_s = 0.0
+
+    def retry(self, error):
+        self.retries += 1
+        if is_throttled(error):
+            self.throttled += 1
+            now = time.monotonic()
+            if now > self.halved_s + 1:  # answers to those that were sent before
+                self.limit = max(1, self.limit // 2)
+                self.halved_s, self.hold_s = now, now + 10
+
+    def tune(self, rate):
+        """rate: bytes a second, of the last TUNE_S."""
+        if self.running < self.limit or time.monotonic() < self.hold_s:
+            return
+        if rate > self.best * GAIN:
+            self.limit = min(REQUESTS_MAX, self.limit + max(1, self.limit // 2))
+        else:  # it brought nothing: as before, for a while
+            self.limit = max(4, self.limit * 2 // 3)
+            self.hold_s = time.monotonic() + 5
+        self.best = rate
+
+    def hedge_s(self):
+        if self.hedged > HEDGED_MAX * self.sent + 4:
+            return None
+        if len(self.durations) < 16:
+            return HEDGE_FIRST_S
+        return max(HEDGE_MIN_S, HEDGE_TIMES * sorted(self.durations)[len(self.durations) // 2])
+
+
+class Piece:
+    """Blocks that are fetched by one request."""
+
+    __slots__ = ("copy", "first", "end", "kind", "urgent", "begun")
+
+    def __init__(self, copy, first, end, urgent):
+        self.copy, self.first, self.end, self.urgent = copy, first, end, urgent
+        self.begun = False
+
+
+class Fetcher:
+    def __init__(self, link, options):
+        self.link = link
+        self.stores = Stores()
+        self.folder = Folder(options["folder"])
+        self.copies = {}
+        self.numbers = itertools.count()
+        self.requests = Requests()
+        self.soon, self.later = deque(), deque()  # of pieces
+        self.coming = {}  # (copy, block): its piece
+        self.answers = deque()
+        self.loop = asyncio.get_running_loop()
+        self.tasks = set()
+
+    # -- the link
+
+    def answer(self, packet, descriptor=None):
+        if not self.answers:
+            self.loop.add_writer(self.link, self.send)
+        self.answers.append((packet, descriptor))
+
+    def send(self):
+        while self.answers:
+            packet, descriptor = self.answers[0]
+            more = [(socket.SOL_SOCKET, socket.SCM_RIGHTS,
+                     struct.pack("i", descriptor))] if descriptor is not None else []
+            try:
+                self.link.sendmsg([packet], more)
+            except BlockingIOError:
+                return
+            self.answers.popleft()
+        self.loop.remove_writer(self.link)
+
+    def say(self, message, descriptor=None):
+        self.answer(json.dumps(message).encode(), descriptor)
+
+    def tell(self, kind, copy, first, end):
+        self.answer(struct.pack("<4Q", kind, copy.number, first * BLOCK,
+                                copy.size_of(first, end)))
+
+    def receive(self):
+        while True:
+            try:
+                packet = self.link.recv(MESSAGE_MAX)
+            except BlockingIOError:
+                return
+            if not packet:
+                os._exit(0)
+            if packet[:1] == b"{":
+                self.start(self.serve(json.loads(packet)))
+                continue
+            for kind, number, offset, size in struct.iter_unpack("<4Q", packet):
+                if kind == CLOSE:
+                    os.close(self.copies.pop(number).data)
+                    continue
+                copy, first, end = self.copies[number], offset // BLOCK, -(-(offset + size) // BLOCK)
+                if kind == GIVE_UP:
+                    self.give_up(copy, first, end)
+                else:
+                    self.want(copy, first, end, kind == HURRY)
+
+    def start(self, work):
+        task = self.loop.create_task(work)
+        self.tasks.add(task)
+        task.add_done_callback(self.tasks.discard)
+
+    # -- calls
+
+    async def serve(self, message):
+        call = message["call"]
+        try:
+            if "list" in message:
+                urls = await self.stores.list(message["list"])
+                while True:
+                    packet, size = [], 0
+                    while urls and size < PACKET:
+                        packet.append(urls.pop(0))
+                        size += len(packet[-1]) + 4
+                    self.say({"call": call, "urls": packet, "more": bool(urls)})
+                    if not urls:
+                        return
+            if "version" in message:
+                self.stores.listed.pop(message["version"], None)
+                size, version = await self.stores.head(message["version"])
+                self.say({"call": call, "version": f"{size} {version}"})
+                return
+            size, version = await self.stores.head(message["open"])
+            if message.get("room"):
+                self.folder.given_room = max(self.folder.given_room, message["room"])
+            copy = Copy(next(self.numbers), self.folder.path, message["open"], size, version)
+            self.copies[copy.number] = copy
+            keeps = self.folder.used + size <= self.folder.room // 2
+            self.say({"call": call, "copy": copy.number, "bytes": size,
+                      "version": f"{size} {version}", "path": copy.path,
+                      "unit": UNIT if keeps else BLOCK,
+                      "ahead": min(max(self.folder.room // 16, AHEAD_MIN), AHEAD_MAX)},
+                     copy.data)
+        except Exception as error:
+            url = message.get("open") or message.get("list") or message.get("version")
+            told = failed(url, error) or Failed(UNAVAILABLE, f"{url}: {error}")
+            self.say({"call": call, "error": [told.code, str(told)]})
+
+    def use(self, rate):
+        requests = self.requests
+        return {"bytes": requests.bytes, "bytes_per_s": int(rate), "requests": requests.sent,
+                "at_once": requests.limit, "in_flight": requests.running,
+                "queued": len(self.soon) + len(self.later), "retries": requests.retries,
+                "throttled": requests.throttled, "hedged": requests.hedged,
+                "copies_bytes": self.folder.used, "copies_room_bytes": self.folder.room}
+
+    # -- ranges
+
+    def want(self, copy, first, end, urgent):
+        block = first
+        while block < end:
+            begin = block
+            if copy.checked[block]:
+                while block < end and copy.checked[block]:
+                    block += 1
+                for kind, run in itertools.groupby(range(begin, block),
+                                                   key=copy.checked.__getitem__):
+                    run = list(run)
+                    self.tell(kind, copy, run[0], run[-1] + 1)
+            elif copy.sums[block]:
+                while block < end and copy.sums[block] and not copy.checked[block] and \
+                        block - begin < UNIT // BLOCK:
+                    block += 1
+                copy.check(begin, block)
+                block = begin  # those that were damaged are fetched
+            elif piece := self.coming.get((copy, block)):
+                block = piece.end
+                if urgent and not piece.begun and not piece.urgent:
+                    piece.urgent = True
+                    self.soon.append(piece)
+            else:
+                while block < end and not copy.checked[block] and not copy.sums[block] and \
+                        (copy, block) not in self.coming and \
+                        block - begin < REQUEST_BYTES_MAX // BLOCK:
+                    block += 1
+                piece = Piece(copy, begin, block, urgent)
+                for each in range(begin, block):
+                    self.coming[copy, each] = piece
+                (self.soon if urgent else self.later).append(piece)
+        self.pump()
+
+    def pump(self):
+        while self.requests.running < self.requests.limit and (self.soon or self.later):
+            piece = (self.soon or self.later).popleft()
+            if not piece.begun:
+                piece.begun = True
+                self.requests.running += 1
+                self.start(self.fetch(piece))
+
+    async def request(self, piece):
+        copy, requests = piece.copy, self.requests
+        begin = piece.first * BLOCK
+        end = begin + copy.size_of(piece.first, piece.end)
+        store, path = self.stores.find(copy.url)
+        requests.sent += 1
+        begun = time.monotonic()
+        data, size, version = await store.get(path, begin, end, copy.version)
+        if size not in (None, copy.bytes) or version != copy.version:
+            raise Failed(DATA_LOSS, f"{copy.url}: the object has changed since it was opened")
+        if len(data) != end - begin:
+            raise OSError(f"{len(data)} bytes came of {end - begin}")
+        requests.durations.append(time.monotonic() - begun)
+        requests.bytes += len(data)
+        return data
+
+    async def hedged(self, piece):
+        """The first answer of two requests, if one takes long."""
+        first = self.loop.create_task(self.request(piece))
+        after = self.requests.hedge_s()
+        done, _ = await asyncio.wait([first], timeout=after)
+        if done:
+            return first.result()
+        self.requests.hedged += 1
+        both = [first, self.loop.create_task(self.request(piece))]
+        try:
+            while True:
+                done, left = await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
+                for each in done:
+                    if not each.exception() or not left:
+                        return each.result()
+                both = list(left)
+        finally:
+            for each in both:
+                each.cancel()
+
+    async def fetch(self, piece):
+        copy = piece.copy
+        try:
+            if copy.number not in self.copies:
+                return  # closed
+            data = await retried(copy.url, lambda: self.hedged(piece), self.requests)
+            if copy.number not in self.copies:
+                return
+            kind = KEPT if self.folder.keeps(len(data)) else PASSES
+            await self.store(copy, piece, data, kind)
+            self.tell(kind, copy, piece.first, piece.end)
+        except Exception as error:
+            told = failed(copy.url, error) or Failed(UNAVAILABLE, f"{copy.url}: {error}")
+            self.say({"copy": copy.number, "offset": piece.first * BLOCK,
+                      "bytes": copy.size_of(piece.first, piece.end),
+                      "error": [told.code, str(told)]})
+        finally:
+            for each in range(piece.first, piece.end):
+                self.coming.pop((copy, each), None)
+            self.requests.running -= 1
+            self.pump()
+
+    async def store(self, copy, piece, data, kind):
+        begun = time.monotonic()
+        while True:
+            try:
+                copy.write(piece.first * BLOCK, data, kind)
+                self.folder.used += len(data)
+                return
+            except OSError as error:
+                if error.errno not in (28, 122):  # ENOSPC, EDQUOT
+                    raise Failed(UNAVAILABLE, f"{copy.path}: {error.strerror}") from None
+                # What passes makes room soon.
+                self.folder.remove_unused(len(data))
+                self.folder.given_room = self.folder.used
+                if time.monotonic() - begun > RANGE_TIMEOUT_S:
+                    raise Failed(RESOURCE_EXHAUSTED,
+                                 f"{self.folder.path}: no space is left for what is fetched: "
+                                 "make room, or set PENSTOCK_CACHE_DIR") from None
+                await asyncio.sleep(RETRY_FIRST_S)
+
+    def give_up(self, copy, first, end):
+        for kind, run in itertools.groupby(range(first, end), key=copy.checked.__getitem__):
+            run = list(run)
+            if kind == PASSES:
+                copy.remove(run[0], run[-1] + 1)
+                self.folder.used -= copy.size_of(run[0], run[-1] + 1)
+
+
+async def run(link, options):
+    link.setblocking(False)
+    fetcher = Fetcher(link, options)
+    asyncio.get_running_loop().add_reader(link, fetcher.receive)
+    before, use = 0, None
+    while True:
+        await asyncio.sleep(TUNE_S)
+        rate, before = (fetcher.requests.bytes - before) / TUNE_S, fetcher.requests.bytes
+        fetcher.requests.tune(rate)
+        if use != (use := fetcher.use(rate)):
+            fetcher.say({"use": use})
+
+
+def main():
+    end_with_parent()
+    keep_to_itself()
+    options = options_of(sys.argv[1])
+    link = socket.socket(fileno=LINK)
+    try:
+        import obstore.store
+    except ImportError as error:
+        link.send(failure(0, Told(INSTALL.format(sys.executable, error))))
+        return
+    try:
+        Folder(options["folder"])
+    except BaseException as error:
+        link.send(failure(0, error))
+        return
+    link.send(answer(0, DONE))
+    asyncio.run(run(link, options))
+
+
+main()

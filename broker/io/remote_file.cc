@@ -1,0 +1,217 @@
+#include "broker/io/remote_file.h"
+
+#include <algorithm>
+#include <chrono>
+
+#include "broker/io/stores.h"
+
+namespace penstock {
+
+void FetchSignal::Notify() {
+  const std::lock_guard lock(mutex_);
+  notified_ = true;
+  changed_.notify_all();
+}
+
+void FetchSignal::Wait(uint64_t ns) {
+  // Longer waits would overflow the clock.
+  constexpr uint64_t kMostNs = uint64_t{3600} * 1'000'000'000;
+  std::unique_lock lock(mutex_);
+  changed_.wait_for(lock, std::chrono::nanoseconds(std::min(ns, kMostNs)),
+                    [this] { return notified_; });
+  notified_ = false;
+}
+
+Status FetchWait::status() const {
+  const std::lock_guard lock(mutex_);
+  return status_;
+}
+
+void FetchWait::Finish(const Status& status) {
+  {
+    const std::lock_guard lock(mutex_);
+    if (status_.ok()) status_ = status;
+  }
+  left_.fetch_sub(1, std::memory_order_acq_rel);
+  signal_->Notify();
+}
+
+RemoteFile::RemoteFile(Opened opened, Fd fd, Asks asks)
+    : url_(std::move(opened.url)),
+      version_(std::move(opened.version)),
+      path_(std::move(opened.path)),
+      bytes_(opened.bytes),
+      ahead_bytes_(opened.ahead_bytes),
+      fd_(std::move(fd)),
+      unit_blocks_(std::max(opened.unit_bytes / kBlockBytes, uint64_t{1})),
+      asks_(std::move(asks)),
+      kept_(bytes_ / kBlockBytes / 64 + 1),
+      copy_(opened.copy),
+      asked_(kept_.size()) {}
+
+RemoteFile::~RemoteFile() { asks_(Ask::kClose, copy_, {}); }
+
+RemoteFile::Range RemoteFile::RangeOf(uint64_t first, uint64_t end) const {
+  const uint64_t offset = first * kBlockBytes;
+  return {offset, std::min(end * kBlockBytes, bytes_) - offset};
+}
+
+bool RemoteFile::Keeps(uint64_t offset, uint64_t bytes) const {
+  const Range range = {offset, bytes};
+  for (uint64_t i = FirstBlock(range); i < EndBlock(range); ++i) {
+    if (!Has(kept_, i)) return false;
+  }
+  return true;
+}
+
+bool RemoteFile::IsThere(uint64_t block) const {
+  if (Has(kept_, block)) return true;
+  const auto held = held_.find(block);
+  return held != held_.end() && held->second.there;
+}
+
+void RemoteFile::Hold(const Range& range,
+                      const std::shared_ptr<FetchWait>& wait, Ask ask) {
+  const std::lock_guard lock(mutex_);
+  const uint64_t end = EndBlock(range);
+  bool all = true;
+  uint64_t absent = end;  // the first of a run of absent blocks
+  for (uint64_t i = FirstBlock(range); i < end; ++i) {
+    bool there = Has(kept_, i);
+    if (!there) {
+      Held& held = held_[i];
+      ++held.holds;
+      there = held.there;
+    }
+    if (!there && absent == end) absent = i;
+    if (there && absent != end) {
+      AskFor(absent, i, ask);
+      absent = end;
+    }
+    all = all && there;
+  }
+  if (absent != end) AskFor(absent, end, ask);
+  if (!all && wait != nullptr) {
+    wait->Add();
+    waiting_.push_back({FirstBlock(range), end, wait});
+  }
+}
+
+// Asks for those of the blocks that nobody has asked for, with the rest of
+// their units. For one that somebody waits for, again.
+void RemoteFile::AskFor(uint64_t first, uint64_t end, Ask ask) {
+  const uint64_t blocks = (bytes_ + kBlockBytes - 1) / kBlockBytes;
+  const uint64_t from = first / unit_blocks_ * unit_blocks_;
+  const uint64_t to =
+      std::min((end + unit_blocks_ - 1) / unit_blocks_ * unit_blocks_, blocks);
+  for (uint64_t i = from; i < to;) {
+    const auto wanted = [&](uint64_t block) {
+      if (IsThere(block)) return false;
+      const bool hurry = ask == Ask::kHurry && block >= first && block < end;
+      return hurry || !Has(asked_, block);
+    };
+    if (!wanted(i)) {
+      ++i;
+      continue;
+    }
+    const uint64_t begin = i;
+    for (; i < to && wanted(i); ++i) Set(&asked_, i);
+    asks_(ask, copy_, RangeOf(begin, i));
+  }
+}
+
+void RemoteFile::Release(const Range& range) {
+  const std::lock_guard lock(mutex_);
+  const uint64_t end = EndBlock(range);
+  uint64_t unused = end;
+  for (uint64_t i = FirstBlock(range); i < end; ++i) {
+    bool passes = false;
+    if (const auto held = held_.find(i);
+        held != held_.end() && --held->second.holds == 0) {
+      passes = held->second.there;
+      held_.erase(held);
+    }
+    if (passes && unused == end) unused = i;
+    if (!passes && unused != end) {
+      asks_(Ask::kGiveUp, copy_, RangeOf(unused, i));
+      unused = end;
+    }
+  }
+  if (unused != end) asks_(Ask::kGiveUp, copy_, RangeOf(unused, end));
+}
+
+void RemoteFile::Arrived(const Range& range, bool kept) {
+  const std::lock_guard lock(mutex_);
+  if (range.offset >= bytes_ || range.bytes > bytes_ - range.offset) return;
+  const uint64_t end = EndBlock(range);
+  for (uint64_t i = FirstBlock(range); i < end; ++i) {
+    Clear(&asked_, i);
+    const auto held = held_.find(i);
+    if (kept) {
+      Set(&kept_, i);
+      if (held != held_.end()) held_.erase(held);
+    } else if (held != held_.end()) {
+      held->second.there = true;
+    } else if (!Has(kept_, i)) {
+      asks_(Ask::kGiveUp, copy_, RangeOf(i, i + 1));
+    }
+  }
+  EndWaits(range, OkStatus());
+}
+
+void RemoteFile::Failed(const Range& range, const Status& status) {
+  const std::lock_guard lock(mutex_);
+  if (range.offset >= bytes_ || range.bytes > bytes_ - range.offset) return;
+  for (uint64_t i = FirstBlock(range); i < EndBlock(range); ++i) {
+    Clear(&asked_, i);
+  }
+  EndWaits(range, status);
+}
+
+// Those that wait for a part of the range: with the error, or with all of
+// theirs there.
+void RemoteFile::EndWaits(const Range& range, const Status& status) {
+  const uint64_t first = FirstBlock(range);
+  const uint64_t end = EndBlock(range);
+  std::erase_if(waiting_, [&](const Waiting& each) {
+    if (each.end <= first || each.first >= end) return false;
+    if (status.ok()) {
+      for (uint64_t i = each.first; i < each.end; ++i) {
+        if (!IsThere(i)) return false;
+      }
+    }
+    each.wait->Finish(status);
+    return true;
+  });
+}
+
+void RemoteFile::AskAgain(uint64_t copy) {
+  const std::lock_guard lock(mutex_);
+  copy_ = copy;
+  for (std::atomic<uint64_t>& word : asked_) {
+    word.store(0, std::memory_order_relaxed);
+  }
+  std::vector<uint64_t> absent;
+  for (const auto& [block, held] : held_) {
+    if (!held.there) absent.push_back(block);
+  }
+  std::sort(absent.begin(), absent.end());
+  for (size_t i = 0; i < absent.size();) {
+    const uint64_t first = absent[i];
+    uint64_t end = first;
+    while (i < absent.size() && absent[i] == end) {
+      ++end;
+      ++i;
+    }
+    AskFor(first, end, Ask::kFetch);
+  }
+}
+
+Status NoStoresError(const std::string& url) {
+  return InvalidArgumentError(
+      "{} is an address, and this broker reads only files that this machine "
+      "has mounted: a private broker (no `socket`) reads object stores",
+      url);
+}
+
+}  // namespace penstock

@@ -1,0 +1,47 @@
+// Object stores, as whoever opens files sees them.
+#ifndef BROKER_IO_STORES_H_
+#define BROKER_IO_STORES_H_
+
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <nlohmann/json_fwd.hpp>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "broker/io/remote_file.h"
+#include "common/status.h"
+
+namespace penstock {
+
+// "s3://bucket/key", among paths of files, which are absolute.
+inline bool IsAddress(std::string_view path) {
+  return !path.starts_with('/') && path.find("://") != path.npos;
+}
+
+// Thread-safe. Errors: NotFound, PermissionDenied, Unavailable (the store does
+// not answer, or its client is not there), InvalidArgument (what the store
+// cannot do), Cancelled.
+class Stores {
+ public:
+  virtual ~Stores() = default;
+
+  // Objects that match a pattern, in byte order. '*' matches no '/'.
+  virtual StatusOr<std::vector<std::string>> List(
+      const std::string& pattern, const std::atomic<bool>& cancel) = 0;
+  // room: the most that the copies of files may take; 0: not said.
+  virtual StatusOr<std::shared_ptr<RemoteFile>> Open(
+      const std::string& url, uint64_t room,
+      const std::atomic<bool>& cancel) = 0;
+  // RemoteFile::version of what is there now.
+  virtual StatusOr<std::string> Version(const std::string& url) = 0;
+  // `stores` of a status; empty: nothing was fetched yet.
+  virtual nlohmann::json UseJson() const = 0;
+};
+
+// "s3://...: this broker reads no object stores ..."
+Status NoStoresError(const std::string& url);
+
+}  // namespace penstock
+#endif  // BROKER_IO_STORES_H_

@@ -1,0 +1,82 @@
+// Fetches what the next rows of a job read from object stores, in the order of
+// the plan, before workers claim them.
+//
+// The plan tells every row that is ever read, so this is no guess. A thread of
+// its own, which ends at once if the first rows read nothing remote.
+#ifndef BROKER_JOB_LOOK_AHEAD_H_
+#define BROKER_JOB_LOOK_AHEAD_H_
+
+#include <atomic>
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <memory>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "broker/io/remote_file.h"
+#include "broker/job/dataset.h"
+#include "broker/plan/plan.h"
+
+namespace penstock {
+
+class LookAhead {
+ public:
+  using PlanNow = std::function<std::shared_ptr<const Plan>()>;
+
+  // plan_now: the plan of the rows, which may change. behind: rows before the
+  // last claimed one whose reads may still begin. Both outlive this.
+  LookAhead(std::shared_ptr<const Dataset> dataset, uint64_t position,
+            uint64_t behind, PlanNow plan_now);
+  ~LookAhead();
+
+  // A worker has claimed rows up to this position.
+  void Claimed(uint64_t position) {
+    // Relaxed: a late view fetches late.
+    if (position > claimed_.load(std::memory_order_relaxed)) {
+      claimed_.store(position, std::memory_order_relaxed);
+    }
+  }
+
+ private:
+  struct Part {
+    RemoteFile* file;
+    RemoteFile::Range range;
+  };
+  struct Row {
+    uint64_t position = 0;
+    std::vector<Part> parts;
+    uint64_t bytes = 0;
+    // What it waits for; nullptr: all was there.
+    std::shared_ptr<FetchWait> wait;
+  };
+
+  void Run();
+  void Forget(uint64_t claimed);
+  void Settle();
+  bool Extend(const Plan& plan, uint64_t claimed);
+  void Add(uint64_t record, Row* row);
+
+  const std::shared_ptr<const Dataset> dataset_;
+  const uint64_t behind_;
+  const PlanNow plan_now_;
+  const std::shared_ptr<FetchSignal> signal_;
+  std::atomic<uint64_t> claimed_;
+  std::atomic<bool> stops_{false};
+  // Only the thread has these.
+  uint64_t next_;  // position
+  bool remote_ = false;
+  std::deque<Row> rows_;  // held
+  size_t settled_ = 0;    // of them, at the front
+  uint64_t bytes_ = 0;    // of them
+  uint64_t coming_ = 0;   // bytes of those that are not settled
+  Shuffles shuffles_;
+  ReadRequest request_;
+  std::vector<Plan::Row> of_plan_;
+  std::vector<Piece> pieces_;
+  std::thread thread_;
+};
+
+}  // namespace penstock
+#endif  // BROKER_JOB_LOOK_AHEAD_H_

@@ -1,0 +1,264 @@
+"""Files of object stores: the same rows as of local files, whatever the store does."""
+
+import io
+import os
+import random
+import signal
+import subprocess
+import tarfile
+
+import numpy as np
+import penstock
+import pytest
+from web_server import web_server
+
+pytest.importorskip("obstore")
+
+
+@pytest.fixture
+def store():
+    with web_server() as running:
+        yield running
+
+
+@pytest.fixture
+def own_broker(tmp_path, monkeypatch):
+    """A broker with a cache folder of its own."""
+    monkeypatch.setenv("PENSTOCK_CACHE_DIR", str(tmp_path / "cache"))
+    with penstock.broker(workers=2) as started:
+        monkeypatch.setenv("PENSTOCK_SOCKET", started.socket)
+        yield started
+
+
+def rows_of(dataset, **options):
+    options.setdefault("timeout_s", 60)
+    with penstock.attach(dataset, job=f"job{random.random()}", **options) as reader:
+        return [np.array(batch["value"]) for batch in reader]
+
+
+def records(count, size=100, seed=0):
+    return np.random.default_rng(seed).integers(0, 256, (count, size), dtype=np.uint8)
+
+
+def fixed(files, size, batch=50, **keys):
+    """A dataset of records of one size."""
+    return penstock.Dataset(
+        {"dataset": "remote", "source": {"fixed_length_records": {
+            "files": files, "features": {"value": {"dtype": "uint8", "shape": [size]}}}},
+         "batch": {"size": batch}, **keys})
+
+
+def tar_of(members):
+    out = io.BytesIO()
+    with tarfile.open(fileobj=out, mode="w", format=tarfile.USTAR_FORMAT) as tar:
+        for name, data in members:
+            info = tarfile.TarInfo(name)
+            info.size = len(data)
+            tar.addfile(info, io.BytesIO(data))
+    return out.getvalue()
+
+
+def test_each_row_comes_as_it_lies_there(store, own_broker):
+    data = records(3000, 1000)
+    store.files = {f"part-{i}.bin": data[i * 1000:(i + 1) * 1000].tobytes() for i in range(3)}
+    files = store.url + "/part-{0..2}.bin"
+    assert np.array_equal(np.concatenate(rows_of(fixed(files, 1000))), data)
+    sent = store.sent
+    assert sent == data.nbytes  # each byte once
+    shuffled = np.concatenate(rows_of(fixed(files, 1000, shuffle={"seed": 1})))
+    assert not np.array_equal(shuffled, data)
+    assert np.array_equal(np.sort(shuffled.view("V1000").ravel()),
+                          np.sort(data.view("V1000").ravel()))
+    assert store.sent == sent  # all of it is kept
+
+
+def same_records(rows, data):
+    """In another order."""
+    view = f"V{data.shape[1]}"
+    return np.array_equal(np.sort(np.ascontiguousarray(rows).view(view).ravel()),
+                          np.sort(data.view(view).ravel()))
+
+
+def test_a_copy_outlives_its_broker(store, tmp_path, monkeypatch):
+    monkeypatch.setenv("PENSTOCK_CACHE_DIR", str(tmp_path))
+    data = records(2000, 1000)
+    store.files = {"a.bin": data.tobytes()}
+    for times in range(3):
+        with penstock.broker(workers=2) as started:
+            monkeypatch.setenv("PENSTOCK_SOCKET", started.socket)
+            rows = np.concatenate(rows_of(fixed(store.url + "/a.bin", 1000, shuffle={"seed": 1})))
+            assert same_records(rows, data)
+            assert store.sent == data.nbytes
+        if times == 1:  # a block that was damaged meanwhile is fetched again
+            path, = (each for each in (tmp_path / "objects").iterdir()
+                     if not each.name.endswith(".crc") and each.stat().st_size == data.nbytes)
+            with open(path, "r+b") as file:
+                file.seek(4096 * 10 + 7)
+                byte = file.read(1)
+                file.seek(4096 * 10 + 7)
+                file.write(bytes([byte[0] ^ 1]))
+            store.sent -= 4096
+
+
+def test_shards_are_indexed_and_shuffled(store, own_broker):
+    members = [(f"{i:04}.{kind}", value) for i in range(300)
+               for kind, value in (("cls", str(i).encode()), ("bin", os.urandom(2000)))]
+    store.files = {f"train-{i}.tar": tar_of(members[i * 200:(i + 1) * 200]) for i in range(3)}
+    dataset = penstock.Dataset.webdataset(
+        store.url + "/train-{0..2}.tar",
+        {"value": {"member": "cls", "dtype": "int64", "shape": []}}).shuffle(seed=1).batch(20)
+    rows = np.concatenate(rows_of(dataset))
+    assert sorted(rows.tolist()) == list(range(300))
+    assert rows.tolist() != list(range(300))
+    assert store.sent <= sum(map(len, store.files.values()))
+
+
+def test_faults_cost_nothing_but_time(store, own_broker):
+    data = records(4000, 5000)
+    store.files = {f"{i}.bin": data[i * 500:(i + 1) * 500].tobytes() for i in range(8)}
+    rng = random.Random(3)
+    faults = []
+
+    def fault(path, number):
+        if number <= 8 or rng.random() > 0.5:
+            return None
+        faults.append(rng.choice([503, 429, 500, "half", "cut", 0.05, 6.0]))
+        return faults[-1]
+    store.fault = fault
+    rows = np.concatenate(rows_of(fixed(store.url + "/{0..7}.bin", 5000, shuffle={"seed": 1})))
+    assert same_records(rows, data)
+    assert len(faults) > 20
+
+
+def test_a_changed_object_is_an_error_that_names_it(store, own_broker):
+    data = records(1000, 4096)
+    store.files = {"a.bin": data.tobytes()}
+    dataset = fixed(store.url + "/a.bin", 4096, batch=10, cache={"files": "16M"})
+
+    def change(path, number):
+        if number == 3:
+            store.files["a.bin"] = bytes(len(store.files["a.bin"]))
+        return None
+    store.fault = change
+    with pytest.raises(penstock.Error, match="a.bin: the object has changed"):
+        rows_of(dataset)
+    # The next job opens what is there now.
+    assert not np.concatenate(rows_of(fixed(store.url + "/a.bin", 4096))).any()
+
+
+@pytest.mark.parametrize("status, text", [
+    (404, "there is no such object"), (403, "the store refuses"), (401, "the store refuses")])
+def test_what_cannot_be_read_is_named(store, own_broker, status, text):
+    store.files = {"a.bin": b"x" * 1000}
+    store.fault = lambda path, number: status
+    with pytest.raises(penstock.Error, match=f"/a.bin: {text}"):
+        rows_of(fixed(store.url + "/a.bin", 100))
+
+
+def test_a_web_server_lists_nothing(store, own_broker):
+    with pytest.raises(penstock.Error, match="a web server lists no files: name them with braces"):
+        rows_of(fixed(store.url + "/*.bin", 100))
+
+
+def fetchers():
+    found = subprocess.run(["pgrep", "-f", "look-ahead|objects"], capture_output=True, text=True)
+    pids = []
+    for pid in found.stdout.split():
+        try:
+            with open(f"/proc/{pid}/cmdline") as file:
+                if "/objects" in file.read():
+                    pids.append(int(pid))
+        except OSError:
+            pass
+    return pids
+
+
+def test_a_killed_fetcher_costs_nothing_but_time(store, own_broker):
+    data = records(4000, 5000)
+    store.files = {"a.bin": data.tobytes()}
+    store.fault = lambda path, number: 0.02
+    rows = []
+    dataset = fixed(store.url + "/a.bin", 5000, batch=100, shuffle={"seed": 1})
+    with penstock.attach(dataset, job="killed", timeout_s=60) as reader:
+        for step, batch in enumerate(reader):
+            rows.append(np.array(batch["value"]))
+            if step in (3, 12):
+                for pid in fetchers():
+                    os.kill(pid, signal.SIGKILL)
+    assert same_records(np.concatenate(rows), data)
+
+
+def test_a_cache_of_half_fetches_half_of_a_pass(store, own_broker):
+    data = records(1000, 65536)
+    store.files = {f"{i}.bin": data[i * 100:(i + 1) * 100].tobytes() for i in range(10)}
+    dataset = fixed(store.url + "/{0..9}.bin", 65536, batch=20, shuffle={"seed": 1}, epochs=3,
+                    cache={"files": "32M"})
+    sent = []
+    with penstock.attach(dataset, job="half", timeout_s=120) as reader:
+        for epoch in reader.epochs():
+            rows = np.concatenate([np.array(batch["value"]) for batch in epoch])
+            assert same_records(rows, data)
+            sent.append(store.sent)
+    kept = 32 << 20
+    for first, second in zip(sent, sent[1:]):
+        assert second - first <= 1.05 * (data.nbytes - kept * 7 // 8)
+    folder = os.path.join(os.environ["PENSTOCK_CACHE_DIR"], "objects")
+    used = sum(each.stat().st_blocks * 512 for each in os.scandir(folder))
+    assert used <= kept
+
+
+# ---- S3
+
+
+@pytest.fixture
+def bucket(monkeypatch):
+    """A bucket of moto's server: files by key."""
+    moto = pytest.importorskip("moto.server")
+    boto3 = pytest.importorskip("boto3")
+    for name, value in {"AWS_ACCESS_KEY_ID": "key", "AWS_SECRET_ACCESS_KEY": "secret",
+                        "AWS_REGION": "us-east-1", "AWS_ALLOW_HTTP": "true"}.items():
+        monkeypatch.setenv(name, value)
+    server = moto.ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+    server.start()
+    endpoint = "http://{}:{}".format(*server.get_host_and_port())
+    monkeypatch.setenv("AWS_ENDPOINT_URL", endpoint)
+    client = boto3.client("s3", endpoint_url=endpoint, region_name="us-east-1")
+    client.create_bucket(Bucket="data")
+    yield lambda key, data: client.put_object(Bucket="data", Key=key, Body=data)
+    server.stop()
+
+
+def test_objects_of_a_bucket(bucket, own_broker, tmp_path):
+    data = records(1000, 1000)
+    for i in range(10):
+        bucket(f"train/part-{i}.bin", data[i * 100:(i + 1) * 100].tobytes())
+    bucket("train/deeper/part-0.bin", b"other")
+    bucket("train/part-1.txt", b"other")
+    rows = np.concatenate(rows_of(fixed("s3://data/train/part-*.bin", 1000)))
+    assert np.array_equal(rows, data)
+    rows = np.concatenate(rows_of(fixed("s3://data/*/part-[12].bin", 1000)))
+    assert np.array_equal(rows, data[100:300])
+    files = tmp_path / "files.txt"
+    files.write_text("s3://data/train/part-3.bin\ns3://data/train/part-5.bin\n")
+    rows = np.concatenate(rows_of(fixed({"list": str(files)}, 1000)))
+    assert np.array_equal(rows, np.concatenate([data[300:400], data[500:600]]))
+
+
+def test_keys_with_odd_characters(bucket, own_broker):
+    data = records(10, 100)
+    for key in ("a b.bin", "a#b.bin", "a%20b.bin", "ä+ö&=.bin", "a;b:c@d.bin"):
+        bucket("odd/" + key, data.tobytes())
+        rows = np.concatenate(rows_of(fixed("s3://data/odd/" + key, 100)))
+        assert np.array_equal(rows, data), key
+    assert len(np.concatenate(rows_of(fixed("s3://data/odd/*.bin", 100)))) == 50
+
+
+@pytest.mark.parametrize("files, text", [
+    ("s3://data/none.bin", "s3://data/none.bin: there is no such object"),
+    ("s3://data/none-*.bin", "none-\\*.bin: no object matches it"),
+    ("s3://nowhere/a-*.bin", "no such bucket"),
+    ("s3://nowhere/a.bin", "s3://nowhere/a.bin: there is no such"),
+    ("s3://data", "s3://data: wanted s3://bucket/key")])
+def test_what_a_bucket_has_not_is_named(bucket, own_broker, files, text):
+    with pytest.raises(penstock.Error, match=text):
+        rows_of(fixed(files, 100))
