@@ -679,8 +679,8 @@ INSTANTIATE_TEST_SUITE_P(
                   "1:39: source.image_folder.io: unknown value 'mmap'"},
         ErrorCase{WithSource("{fixed_length_records: {files: [], features: {x: "
                              "{dtype: uint8, shape: [1]}}}}"),
-                  "1:40: source.fixed_length_records.files: wanted a path or "
-                  "pattern, a list of 1 to 16384, or {list: "},
+                  "1:40: source.fixed_length_records.files: wanted a path, "
+                  "pattern or address, a list of 1 to 16384, or {list: "},
         ErrorCase{WithSource("{fixed_length_records: {files: /a}}"),
                   "1:32: source.fixed_length_records.features is missing"},
         ErrorCase{WithSource("{range: 5, idx: {images: x}}"),
