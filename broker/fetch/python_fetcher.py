@@ -287,16 +287,28 @@ class Copy:
         self.path = os.path.join(folder, name)
         self.blocks = -(-size // BLOCK)
         flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
-        self.data = os.open(self.path, flags, 0o600)
+        self.lock = os.open(self.path + ".crc", flags, 0o600)
+        sums_bytes = max(4 * self.blocks, 4)
+        try:
+            fcntl.flock(self.lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            self.data = os.open(self.path, flags, 0o600)
+            os.ftruncate(self.lock, sums_bytes)
+            sums = mmap.mmap(self.lock, sums_bytes)
+            os.utime(self.path + ".crc")
+        except BlockingIOError:
+            # Another broker has it, which may remove what passes there: one for this
+            # process alone, without a name.
+            self.data = os.open(folder, os.O_RDWR | os.O_TMPFILE | os.O_CLOEXEC, 0o600)
+            self.path = f"/proc/{os.getpid()}/fd/{self.data}"
+            sums = mmap.mmap(-1, sums_bytes)
         fcntl.flock(self.data, fcntl.LOCK_SH)  # that of who has this descriptor, too
         os.ftruncate(self.data, size)
-        sums = os.open(self.path + ".crc", flags, 0o600)
-        os.ftruncate(sums, max(4 * self.blocks, 4))
-        # 0: it is not there.
-        self.sums = memoryview(mmap.mmap(sums, max(4 * self.blocks, 4))).cast("I")
-        os.close(sums)
-        os.utime(self.path + ".crc")
+        self.sums = memoryview(sums).cast("I")  # 0: it is not there
         self.checked = bytearray(self.blocks)  # KEPT or PASSES: it is there, as it was fetched
+
+    def close(self):
+        os.close(self.data)
+        os.close(self.lock)
 
     def write(self, begin, data, kind):
         os.pwrite(self.data, data, begin)
@@ -358,23 +370,21 @@ class Folder:
         names = [each for each in os.scandir(self.path) if each.name.endswith(".crc")]
         for each in sorted(names, key=lambda each: each.stat().st_mtime):
             path = each.path.removesuffix(".crc")
+            held = []
             try:
-                descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
-            except FileNotFoundError:
-                os.unlink(each.path)
-                continue
-            try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                continue
-            else:
-                taken = (os.fstat(descriptor).st_blocks + each.stat().st_blocks) * 512
+                for name in (each.path, path):  # of a process that fetches, of a broker
+                    held.append(os.open(name, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW))
+                    fcntl.flock(held[-1], fcntl.LOCK_EX | fcntl.LOCK_NB)
+                taken = sum(os.fstat(one).st_blocks for one in held) * 512
                 os.unlink(path)
                 os.unlink(each.path)
                 self.used -= taken
                 wanted -= taken
+            except (BlockingIOError, FileNotFoundError):
+                continue
             finally:
-                os.close(descriptor)
+                for one in held:
+                    os.close(one)
             if wanted <= 0:
                 return
 
@@ -485,7 +495,7 @@ class Fetcher:
                 continue
             for kind, number, offset, size in struct.iter_unpack("<4Q", packet):
                 if kind == CLOSE:
-                    os.close(self.copies.pop(number).data)
+                    self.copies.pop(number).close()
                     continue
                 copy, first, end = self.copies[number], offset // BLOCK, -(-(offset + size) // BLOCK)
                 if kind == GIVE_UP:

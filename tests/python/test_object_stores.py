@@ -100,6 +100,23 @@ def test_a_copy_outlives_its_broker(store, tmp_path, monkeypatch):
             store.sent -= 4096
 
 
+def test_two_brokers_share_no_copy_that_one_may_remove(store, tmp_path, monkeypatch):
+    monkeypatch.setenv("PENSTOCK_CACHE_DIR", str(tmp_path))
+    data = records(2000, 1000)
+    store.files = {"a.bin": data.tobytes()}
+    dataset = fixed(store.url + "/a.bin", 1000)
+    with penstock.broker(workers=1) as one, penstock.broker(workers=1) as other:
+        with penstock.attach(dataset, job="one", socket=one.socket, timeout_s=60) as reader:
+            rows = [np.array(next(reader)["value"])]
+            assert np.array_equal(np.concatenate(rows_of(dataset, socket=other.socket)), data)
+            rows += [np.array(batch["value"]) for batch in reader]
+        assert np.array_equal(np.concatenate(rows), data)
+        assert store.sent == 2 * data.nbytes
+        # Now that no broker has it, the first one's copy is the other's.
+        assert np.array_equal(np.concatenate(rows_of(dataset, socket=other.socket)), data)
+        assert store.sent == 2 * data.nbytes
+
+
 def test_shards_are_indexed_and_shuffled(store, own_broker):
     members = [(f"{i:04}.{kind}", value) for i in range(300)
                for kind, value in (("cls", str(i).encode()), ("bin", os.urandom(2000)))]
