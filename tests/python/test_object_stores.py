@@ -107,9 +107,10 @@ def test_two_brokers_share_no_copy_that_one_may_remove(store, tmp_path, monkeypa
     dataset = fixed(store.url + "/a.bin", 1000)
     with penstock.broker(workers=1) as one, penstock.broker(workers=1) as other:
         with penstock.attach(dataset, job="one", socket=one.socket, timeout_s=60) as reader:
-            rows = [np.array(next(reader)["value"])]
+            batches = iter(reader)
+            rows = [np.array(next(batches)["value"])]
             assert np.array_equal(np.concatenate(rows_of(dataset, socket=other.socket)), data)
-            rows += [np.array(batch["value"]) for batch in reader]
+            rows += [np.array(batch["value"]) for batch in batches]
         assert np.array_equal(np.concatenate(rows), data)
         assert store.sent == 2 * data.nbytes
         # Now that no broker has it, the first one's copy is the other's.
