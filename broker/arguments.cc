@@ -65,6 +65,13 @@ void DeclareArguments(CommandLine& line, Arguments* arguments) {
                  "from the page cache, write their rates to standard output, "
                  "and exit (for penstock explain)")
       .Type("SPEC.yaml");
+  line.AddOption("--write-indexes", &arguments->write_indexes,
+                 "write the index of each file of this spec below --out, and "
+                 "exit (for penstock index)")
+      .Type("SPEC.yaml");
+  line.AddOption("--out", &arguments->out,
+                 "with --write-indexes: a folder, or the address of one")
+      .Type("FOLDER");
   line.AddOption("--seconds", &arguments->seconds,
                  "with --measure-reads: for how long")
       .Type("N")

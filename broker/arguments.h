@@ -29,6 +29,8 @@ struct Arguments {
   ReplayOptions replay_options;
   std::string replay_weights;
   std::string measure_reads;
+  std::string write_indexes;
+  std::string out;
   double seconds = 3;
 };
 

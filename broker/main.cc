@@ -23,6 +23,7 @@
 #include "broker/declare/describe.h"
 #include "broker/fetch/fetcher.h"
 #include "broker/index/cache_file.h"
+#include "broker/job/write_indexes.h"
 #include "broker/memory/topology.h"
 #include "broker/owner.h"
 #include "broker/recovery/journal.h"
@@ -320,10 +321,13 @@ Status UseStores(const FunctionOptions& functions) {
   return OkStatus();
 }
 
-// For programs that need a dataset and no broker: --replay, --measure-reads.
+// For programs that need a dataset and no broker: --replay, --measure-reads,
+// --write-indexes.
 Status RunOnSpec(const Arguments& arguments) {
-  const std::string& file =
-      arguments.replay.empty() ? arguments.measure_reads : arguments.replay;
+  const std::string& file = !arguments.replay.empty() ? arguments.replay
+                            : !arguments.measure_reads.empty()
+                                ? arguments.measure_reads
+                                : arguments.write_indexes;
   PENSTOCK_ASSIGN_OR_RETURN(const std::string text,
                             ReadTextFile("spec file", file, kSpecBytesMax));
   const std::string folder =
@@ -349,6 +353,9 @@ Status RunOnSpec(const Arguments& arguments) {
       options.weights.push_back(std::move(change));
     }
     return Replay(spec, functions, options, stdout);
+  }
+  if (!arguments.write_indexes.empty()) {
+    return WriteIndexes(spec, functions, arguments.out, stdout);
   }
   PENSTOCK_ASSIGN_OR_RETURN(const std::unique_ptr<Topology> topology,
                             Topology::Load({}));
@@ -773,10 +780,11 @@ int Main(int argc, char** argv) {
     return 2;
   }
 
-  const Status status =
-      arguments.replay.empty() && arguments.measure_reads.empty()
-          ? Serve(arguments)
-          : RunOnSpec(arguments);
+  const Status status = arguments.replay.empty() &&
+                                arguments.measure_reads.empty() &&
+                                arguments.write_indexes.empty()
+                            ? Serve(arguments)
+                            : RunOnSpec(arguments);
   if (status.ok()) return 0;
   Log<"failed">(status.message());
   NotifyServiceManager("STATUS=" + StatusLine(status));

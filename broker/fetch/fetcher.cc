@@ -159,6 +159,11 @@ StatusOr<std::string> Fetcher::Version(const std::string& url) {
   return TextOf(call->answers.front(), "version");
 }
 
+Status Fetcher::Put(const std::string& file, const std::string& url) {
+  static const std::atomic<bool> cancel{false};
+  return Ask({{"put", url}, {"from", file}}, cancel).status();
+}
+
 nlohmann::json Fetcher::UseJson() const {
   const std::lock_guard lock(mutex_);
   return use_;

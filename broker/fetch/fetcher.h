@@ -39,6 +39,7 @@ class Fetcher final : public Stores {
       const std::string& url, uint64_t room,
       const std::atomic<bool>& cancel) override;
   StatusOr<std::string> Version(const std::string& url) override;
+  Status Put(const std::string& file, const std::string& url) override;
   nlohmann::json UseJson() const override;
 
   static std::string_view Program();

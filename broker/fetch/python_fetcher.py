@@ -15,6 +15,7 @@ fours: kind, copy, offset, bytes. Calls:
                                  {"call": N, "copy": K, "bytes", "version", "unit"}, and
                                  the copy's descriptor
   {"call": N, "version": url}    {"call": N, "version": text}
+  {"call": N, "put": url, "from": path}   {"call": N}
   any                            {"call": N, "error": [code, text]}
   twice a second, if it changed  {"use": {...}}: `stores` of a status
   a range that cannot be had     {"copy": K, "offset", "bytes", "error": [code, text]}
@@ -145,6 +146,10 @@ class ObjectStore:
         data = memoryview(await found.bytes_async())
         return data, found.meta["size"], version_of(found.meta)
 
+    async def put(self, path, file):
+        with open(file, "rb") as data:
+            await self.obstore.put_async(self.store, path, data)
+
     async def list(self, prefix):
         async for chunk in self.obstore.list(self.store, prefix or None, chunk_size=1000):
             yield [(meta["path"], meta["size"], version_of(meta)) for meta in chunk]
@@ -181,6 +186,9 @@ class FsspecStore:
     async def get(self, path, begin, end, version):
         data = await asyncio.to_thread(self.files.cat_file, path, start=begin, end=end)
         return memoryview(data), None, version
+
+    async def put(self, path, file):
+        await asyncio.to_thread(self.files.put_file, file, path)
 
     async def list(self, prefix):
         folder = prefix.rpartition("/")[0] or prefix
@@ -528,6 +536,11 @@ class Fetcher:
                 size, version = await self.stores.head(message["version"])
                 self.say({"call": call, "version": f"{size} {version}"})
                 return
+            if "put" in message:
+                store, path = self.stores.find(message["put"])
+                await store.put(path, message["from"])
+                self.say({"call": call})
+                return
             size, version = await self.stores.head(message["open"])
             if message.get("room"):
                 self.folder.given_room = max(self.folder.given_room, message["room"])
@@ -540,7 +553,8 @@ class Fetcher:
                       "ahead": min(max(self.folder.room // 16, AHEAD_MIN), AHEAD_MAX)},
                      copy.data)
         except Exception as error:
-            url = message.get("open") or message.get("list") or message.get("version")
+            url = next(message[key] for key in ("open", "list", "version", "put")
+                       if key in message)
             told = failed(url, error) or Failed(UNAVAILABLE, f"{url}: {error}")
             self.say({"call": call, "error": [told.code, str(told)]})
 

@@ -93,6 +93,12 @@ std::optional<CacheReader> CacheReader::Open(const std::string& path) {
   return CacheReader(std::move(fd), static_cast<uint64_t>(st.st_size));
 }
 
+std::optional<CacheReader> CacheReader::Of(int fd, uint64_t bytes) {
+  Fd copy(fcntl(fd, F_DUPFD_CLOEXEC, 0));
+  if (!copy || lseek(copy.get(), 0, SEEK_SET) != 0) return std::nullopt;
+  return CacheReader(std::move(copy), bytes);
+}
+
 bool CacheReader::Read(std::span<std::byte> out) {
   if (out.size() > left_) return false;
   left_ -= out.size();

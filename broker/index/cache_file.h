@@ -42,6 +42,9 @@ class CacheReader {
   // could name files that only the broker may read.
   static std::optional<CacheReader> Open(const std::string& path);
 
+  // Reads an open file from its beginning, whoever wrote it.
+  static std::optional<CacheReader> Of(int fd, uint64_t bytes);
+
   // Bytes not read yet, by the file's size.
   uint64_t left() const { return left_; }
   // Fills out with the next bytes; false: there are fewer.

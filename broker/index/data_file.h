@@ -38,8 +38,7 @@ class DataFile {
   // copies: the most that local copies of remote files may take; 0: as the
   // disk allows.
   static StatusOr<DataFile> Open(const std::string& path,
-                                 const FileAccess& access,
-                                 uint64_t copies = 0);
+                                 const FileAccess& access, uint64_t copies = 0);
 
   DataFile(DataFile&& other) noexcept
       : path_(std::move(other.path_)),

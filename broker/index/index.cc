@@ -17,12 +17,12 @@ constexpr size_t kBlockBytesMax = size_t{1} << 20;
 constexpr size_t kPlacesFirst = 64;  // of which there may be files without end
 constexpr uint64_t kPlaceBytes = sizeof(uint64_t) + sizeof(uint32_t);
 
-// From its cache, else scanned.
+// As it is kept, else scanned.
 Status FindRecords(const DataFile& file, const RecordScanner& scanner,
                    OpenProgress* progress, FileRecords* records) {
   PENSTOCK_RETURN_IF_ERROR(progress->CheckCancelled(file.path()));
   PENSTOCK_ASSIGN_OR_RETURN(const bool cached,
-                            ReadIndexCache(file, scanner, *progress, records));
+                            ReadKeptIndex(file, scanner, *progress, records));
   if (cached) {
     progress->CountDone(file.bytes());
     return OkStatus();
@@ -129,6 +129,10 @@ StatusOr<Index> Index::Open(DataFiles files, const RecordScanner& scanner,
         return FindRecords(index.files_[i], scanner, progress,
                            &index.of_file_[i]);
       }));
+  for (size_t i = 0; progress->on_index && i < index.files_.size(); ++i) {
+    PENSTOCK_RETURN_IF_ERROR(
+        progress->on_index(index.files_[i], scanner, index.of_file_[i]));
+  }
   for (const FileRecords& each : index.of_file_) {
     PENSTOCK_RETURN_IF_ERROR(
         index.records_.Append(each.offsets.size() / scanner.places));

@@ -1,13 +1,18 @@
-// Layout, native byte order: Header, the key, offsets, bytes. Each file of a
-// dataset has one such file for each kind of scan, which a later scan replaces.
+// Layout, little-endian: Header, the key, offsets, bytes. In the cache folder,
+// each file of a dataset has one such file for each kind of scan, which a later
+// scan replaces.
 #include "broker/index/index_cache.h"
 
+#include <xxhash.h>
+
+#include <algorithm>
 #include <array>
 
 namespace penstock {
 namespace {
 
-constexpr uint64_t kMagic = 0x3243455254534e50;  // "PNSTREC2"
+constexpr uint64_t kMagic = 0x3343455254534e50;  // "PNSTREC3"
+constexpr uint64_t kHeadBytes = 4096;
 
 struct Header {
   uint64_t magic = kMagic;
@@ -15,17 +20,31 @@ struct Header {
   uint64_t file_bytes = 0;
   int64_t mtime_ns = 0;
   uint64_t inode = 0;
+  uint64_t head = 0;  // XXH3 of the file's first kHeadBytes
   uint64_t places = 0;
   uint64_t left_out = 0;
   uint64_t odd_end = 0;
   Fingerprint::Digest digest{};  // of FileRecords
 };
-static_assert(sizeof(Header) == 80);
+static_assert(sizeof(Header) == 88);
 
-// What the result of a scan depends on, but for the file's content.
-std::string KeyOf(const DataFile& file, const RecordScanner& scanner) {
-  return Format("{}\n{}\n{}\n{}\n{}", scanner.kind, scanner.version,
-                scanner.places, file.path(), scanner.options);
+// What the result of a scan depends on, but for the file.
+std::string KeyOf(const RecordScanner& scanner) {
+  return Format("{}\n{}\n{}\n{}", scanner.kind, scanner.version, scanner.places,
+                scanner.options);
+}
+
+std::string PathOfCache(const DataFile& file, const RecordScanner& scanner) {
+  return CachePath(scanner.kind, Format("{}\n{}", file.path(), KeyOf(scanner)));
+}
+
+// 0: it cannot be read.
+uint64_t HeadOf(const DataFile& file) {
+  std::array<std::byte, kHeadBytes> head;
+  OpenProgress unwatched;
+  const auto bytes = file.Read(
+      0, std::span(head).first(std::min(kHeadBytes, file.bytes())), &unwatched);
+  return bytes.ok() ? XXH3_64bits(head.data(), *bytes) : 0;
 }
 
 // Every place lies in the file.
@@ -41,27 +60,24 @@ bool IsValid(const FileRecords& records, uint64_t file_bytes) {
   return valid;
 }
 
-}  // namespace
-
-StatusOr<bool> ReadIndexCache(const DataFile& file,
-                              const RecordScanner& scanner,
-                              const OpenProgress& progress,
-                              FileRecords* records) {
-  const std::string key = KeyOf(file, scanner);
-  auto cache = CacheReader::Open(CachePath(scanner.kind, key));
+// is_of: whether a header is of the file.
+template <typename IsOf>
+StatusOr<bool> ReadRecords(std::optional<CacheReader> kept, const IsOf& is_of,
+                           const DataFile& file, const RecordScanner& scanner,
+                           const OpenProgress& progress, FileRecords* records) {
+  const std::string key = KeyOf(scanner);
   Header header;
-  if (!cache || !cache->Read(std::as_writable_bytes(std::span(&header, 1))) ||
+  if (!kept || !kept->Read(std::as_writable_bytes(std::span(&header, 1))) ||
       header.magic != kMagic || header.key_bytes != key.size() ||
-      header.file_bytes != file.bytes() || header.mtime_ns != file.mtime_ns() ||
-      header.inode != file.inode()) {
+      header.file_bytes != file.bytes() || !is_of(header)) {
     return false;
   }
-  std::string cached_key(key.size(), '\0');
+  std::string kept_key(key.size(), '\0');
   constexpr uint64_t kPlaceBytes = sizeof(uint64_t) + sizeof(uint32_t);
-  // The sizes must add up to the cache's, which bounds the memory.
-  if (!cache->Read(std::as_writable_bytes(std::span(cached_key))) ||
-      cached_key != key || header.places != cache->left() / kPlaceBytes ||
-      cache->left() % kPlaceBytes != 0 || header.places % scanner.places != 0) {
+  // The sizes must add up to the file's, which bounds the memory.
+  if (!kept->Read(std::as_writable_bytes(std::span(kept_key))) ||
+      kept_key != key || header.places != kept->left() / kPlaceBytes ||
+      kept->left() % kPlaceBytes != 0 || header.places % scanner.places != 0) {
     return false;
   }
   PENSTOCK_RETURN_IF_ERROR(progress.reserve(header.places * kPlaceBytes));
@@ -70,8 +86,8 @@ StatusOr<bool> ReadIndexCache(const DataFile& file,
   found.bytes.resize(header.places);
   found.left_out = header.left_out;
   found.odd_end = header.odd_end;
-  if (!cache->Read(std::as_writable_bytes(std::span(found.offsets))) ||
-      !cache->Read(std::as_writable_bytes(std::span(found.bytes))) ||
+  if (!kept->Read(std::as_writable_bytes(std::span(found.offsets))) ||
+      !kept->Read(std::as_writable_bytes(std::span(found.bytes))) ||
       header.digest != found.Digest() || !IsValid(found, file.bytes())) {
     return false;
   }
@@ -79,18 +95,14 @@ StatusOr<bool> ReadIndexCache(const DataFile& file,
   return true;
 }
 
-Status WriteIndexCache(const DataFile& file, const RecordScanner& scanner,
-                       const FileRecords& records, int64_t scan_begin_ns) {
-  const std::string key = KeyOf(file, scanner);
-  const std::string path = CachePath(scanner.kind, key);
-  if (path.empty()) return FailedPreconditionError("no folder for caches");
-  if (file.mtime_ns() > scan_begin_ns - kSettledNs || file.Changed()) {
-    return FailedPreconditionError("{} changed just now", file.path());
-  }
+Status Write(const std::string& path, const DataFile& file,
+             const RecordScanner& scanner, const FileRecords& records) {
+  const std::string key = KeyOf(scanner);
   const Header header = {.key_bytes = key.size(),
                          .file_bytes = file.bytes(),
                          .mtime_ns = file.mtime_ns(),
                          .inode = file.inode(),
+                         .head = HeadOf(file),
                          .places = records.offsets.size(),
                          .left_out = records.left_out,
                          .odd_end = records.odd_end,
@@ -100,6 +112,53 @@ Status WriteIndexCache(const DataFile& file, const RecordScanner& scanner,
       std::as_bytes(std::span(records.offsets)),
       std::as_bytes(std::span(records.bytes))};
   return WriteCacheFile(path, regions);
+}
+
+}  // namespace
+
+StatusOr<bool> ReadKeptIndex(const DataFile& file, const RecordScanner& scanner,
+                             const OpenProgress& progress,
+                             FileRecords* records) {
+  const auto of_this_file = [&file](const Header& header) {
+    return header.mtime_ns == file.mtime_ns() && header.inode == file.inode();
+  };
+  PENSTOCK_ASSIGN_OR_RETURN(
+      const bool cached,
+      ReadRecords(CacheReader::Open(PathOfCache(file, scanner)), of_this_file,
+                  file, scanner, progress, records));
+  if (cached) return true;
+  const auto beside =
+      DataFile::Open(file.path() + IndexSuffix(scanner), *progress.access);
+  if (!beside.ok() || !beside->FetchAll(progress).ok()) return false;
+  const auto of_such_a_file = [&](const Header& header) {
+    // An object's inode is a digest of its ETag.
+    const bool made_there = file.remote() != nullptr && header.mtime_ns == 0;
+    return made_there ? of_this_file(header) : header.head == HeadOf(file);
+  };
+  return ReadRecords(CacheReader::Of(beside->fd(), beside->bytes()),
+                     of_such_a_file, file, scanner, progress, records);
+}
+
+Status WriteIndexCache(const DataFile& file, const RecordScanner& scanner,
+                       const FileRecords& records, int64_t scan_begin_ns) {
+  const std::string path = PathOfCache(file, scanner);
+  if (path.empty()) return FailedPreconditionError("no folder for caches");
+  if (file.mtime_ns() > scan_begin_ns - kSettledNs || file.Changed()) {
+    return FailedPreconditionError("{} changed just now", file.path());
+  }
+  return Write(path, file, scanner, records);
+}
+
+std::string IndexSuffix(const RecordScanner& scanner) {
+  const std::string key = KeyOf(scanner);
+  return Format(".{}-{:08x}.index", scanner.kind,
+                static_cast<uint32_t>(XXH3_64bits(key.data(), key.size())));
+}
+
+Status WriteIndexFile(const std::string& path, const DataFile& file,
+                      const RecordScanner& scanner,
+                      const FileRecords& records) {
+  return Write(path, file, scanner, records);
 }
 
 }  // namespace penstock

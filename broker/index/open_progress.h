@@ -14,6 +14,10 @@
 
 namespace penstock {
 
+class DataFile;
+struct FileRecords;
+struct RecordScanner;
+
 struct OpenProgress {
   std::atomic<uint64_t> done{0};   // files, records or bytes so far
   std::atomic<uint64_t> total{0};  // 0: not known
@@ -24,6 +28,11 @@ struct OpenProgress {
     return OkStatus();
   };
   std::shared_ptr<const FileAccess> access = FileAccess::OfBroker();
+  // Called with the index of each file that has one (`penstock index`). One
+  // thread at a time.
+  std::function<Status(const DataFile& file, const RecordScanner& scanner,
+                       const FileRecords& records)>
+      on_index = {};
 
   // Relaxed, both: a later call sees a cancellation, and counts are shown.
   Status CheckCancelled(const std::string& what) const {

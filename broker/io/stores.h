@@ -36,6 +36,8 @@ class Stores {
       const std::atomic<bool>& cancel) = 0;
   // RemoteFile::version of what is there now.
   virtual StatusOr<std::string> Version(const std::string& url) = 0;
+  // Makes an object of a file, or replaces it.
+  virtual Status Put(const std::string& file, const std::string& url) = 0;
   // `stores` of a status; empty: nothing was fetched yet.
   virtual nlohmann::json UseJson() const = 0;
 };

@@ -5,6 +5,7 @@
 #include "client/command/check_all.h"
 #include "client/command/first_batch.h"
 #include "client/command/output_file.h"
+#include "client/command/penstockd_output.h"
 #include "client/command/spec_file.h"
 #include "client/command/subcommand.h"
 #include "client/private_broker/interrupt.h"
@@ -438,6 +439,25 @@ StatusOr<int> Check(const CheckOptions& options) {
   return checked && checked->count > 0 ? kExitFailure : 0;
 }
 
+// By penstockd, which has just made the indexes.
+Status WriteIndexes(const std::string& spec, const std::string& out,
+                    bool json) {
+  PENSTOCK_ASSIGN_OR_RETURN(
+      const std::vector<char> output,
+      PenstockdOutput({"--write-indexes", spec, "--out", out}, [](size_t) {}));
+  const auto told = nlohmann::json::parse(output, nullptr, false);
+  if (json) {
+    PrintJson(told);
+    return OkStatus();
+  }
+  Print(stdout, "{} of {} written, {}: {}\n",
+        CountField(told, "files") == 1 ? "The index" : "Indexes",
+        Counted(CountField(told, "files").value_or(0), "file"),
+        FormatBytes(CountField(told, "bytes").value_or(0)),
+        Printable(TextField(told, "at")));
+  return OkStatus();
+}
+
 std::shared_ptr<CheckOptions> AddCheckOptions(Command command) {
   const auto options = std::make_shared<CheckOptions>();
   command
@@ -501,8 +521,31 @@ Subcommand AddIndex(Command parent) {
       "index", "Find all records of a dataset, with a progress bar");
   const std::shared_ptr<CheckOptions> options = AddCheckOptions(index);
   options->row = false;
-  index.SetFooter("Example:\n  penstock index train.yaml");
-  return {index, [options] { return Check(*options); }};
+  const auto beside = std::make_shared<std::string>();
+  index
+      .AddOption(
+          "--out", beside.get(),
+          "Also write the index of each file below it, to lie beside the "
+          "file: with one, nobody scans the file again")
+      .Type("FOLDER|ADDRESS");
+  index.SetFooter(R"(
+--out is the folder that has the files, or will have them: an index lies
+beside its file. Who opens the data, on any host, then reads it instead of
+the whole file, which is what counts where files lie in an object store.
+
+Examples:
+  penstock index train.yaml
+  penstock index --out /data/train train.yaml
+  penstock index --out s3://bucket/train train.yaml)");
+  return {
+      index, [options, beside]() -> StatusOr<int> {
+        PENSTOCK_ASSIGN_OR_RETURN(const int status, Check(*options));
+        if (status != 0 || beside->empty()) return status;
+        for (const std::string& spec : options->specs) {
+          PENSTOCK_RETURN_IF_ERROR(WriteIndexes(spec, *beside, options->json));
+        }
+        return 0;
+      }};
 }
 
 }  // namespace penstock

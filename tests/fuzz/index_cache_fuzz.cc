@@ -37,7 +37,7 @@ struct Files {
 void Check(const DataFile& file, const RecordScanner& scanner) {
   OpenProgress progress;
   FileRecords records;
-  const StatusOr<bool> read = ReadIndexCache(file, scanner, progress, &records);
+  const StatusOr<bool> read = ReadKeptIndex(file, scanner, progress, &records);
   Require(read.ok(), "no memory was refused");
   if (!*read) return;
   Require(records.offsets.size() == records.bytes.size() &&

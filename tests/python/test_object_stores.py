@@ -131,6 +131,43 @@ def test_shards_are_indexed_and_shuffled(store, own_broker):
     assert store.sent <= sum(map(len, store.files.values()))
 
 
+def index_of(spec, out, **environment):
+    subprocess.run(["penstock", "index", "--out", str(out), str(spec)], check=True,
+                   env={**os.environ, **environment})
+
+
+def test_an_index_beside_a_file_saves_its_scan(store, tmp_path, own_broker):
+    members = [(f"{i:04}.{kind}", value) for i in range(300)
+               for kind, value in (("cls", str(i).encode()), ("bin", os.urandom(20000)))]
+    tars = {f"train-{i}.tar": tar_of(members[i * 200:(i + 1) * 200]) for i in range(3)}
+    data = tmp_path / "data"
+    data.mkdir()
+    for name, content in tars.items():
+        (data / name).write_bytes(content)
+    features = {"value": {"member": "cls", "dtype": "int64", "shape": []}}
+    spec = penstock.Dataset.webdataset(str(data / "train-*.tar"), features).batch(20)
+    (data / "spec.yaml").write_text(spec.to_json())
+    index_of(data / "spec.yaml", data, PENSTOCK_CACHE_DIR=str(tmp_path / "other"))
+    indexes = {each.name: each.read_bytes() for each in data.glob("*.index")}
+    assert len(indexes) == 3
+    remote = penstock.Dataset.webdataset(store.url + "/train-{0..2}.tar", features).shuffle(
+        seed=1).batch(20)
+    store.files = {**tars, **indexes}
+    # A HEAD and a GET of each file and of its index: what follows is of rows.
+    store.fault = lambda path, number: 1.0 if number > 12 else None
+    with penstock.attach(remote, job="first", timeout_s=60):
+        assert store.sent < sum(map(len, tars.values())) / 2
+    store.fault = None
+    # Those that are of other files, or of none, count for nothing.
+    changed = tar_of([(name, b"7" * len(value) if name.endswith("cls") else value)
+                      for name, value in members[:200]])
+    store.files["train-0.tar"] = changed[:-1024] + b"\0" * 1024
+    store.files[next(iter(indexes))] = b"nothing"
+    rows = np.concatenate(rows_of(remote))
+    assert sorted(rows.tolist())[-100:] == list(range(200, 300))
+    assert len(rows) == 300
+
+
 def test_faults_cost_nothing_but_time(store, own_broker):
     data = records(4000, 5000)
     store.files = {f"{i}.bin": data[i * 500:(i + 1) * 500].tobytes() for i in range(8)}
@@ -260,6 +297,16 @@ def test_objects_of_a_bucket(bucket, own_broker, tmp_path):
     files.write_text("s3://data/train/part-3.bin\ns3://data/train/part-5.bin\n")
     rows = np.concatenate(rows_of(fixed({"list": str(files)}, 1000)))
     assert np.array_equal(rows, np.concatenate([data[300:400], data[500:600]]))
+
+
+def test_an_index_is_put_into_the_bucket(bucket, own_broker, tmp_path):
+    lines = "".join(f"line {i}\n" for i in range(1000))
+    bucket("text/a.txt", lines.encode())
+    spec = penstock.Dataset.text_lines("s3://data/text/a.txt", max_bytes=20).batch(10)
+    (tmp_path / "spec.yaml").write_text(spec.to_json())
+    index_of(tmp_path / "spec.yaml", "s3://data/text")
+    # It is the only other object there.
+    assert len(rows_of(fixed("s3://data/text/a.txt.text_lines-*.index", 1, batch=1 << 20))) == 1
 
 
 def test_keys_with_odd_characters(bucket, own_broker):
