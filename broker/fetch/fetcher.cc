@@ -129,11 +129,10 @@ StatusOr<std::vector<std::string>> Fetcher::List(
   return urls;
 }
 
-StatusOr<std::shared_ptr<RemoteFile>> Fetcher::Open(
-    const std::string& url, uint64_t room, const std::atomic<bool>& cancel) {
-  PENSTOCK_ASSIGN_OR_RETURN(const std::shared_ptr<Call> call,
-                            Ask({{"open", url}, {"room", room}}, cancel));
-  const nlohmann::json& answer = call->answers.front();
+// The file that the last answer has opened.
+StatusOr<std::shared_ptr<RemoteFile>> Fetcher::FileOf(const std::string& url,
+                                                      Call* call) {
+  const nlohmann::json& answer = call->answers.back();
   if (!call->fd) return UnavailableError("{}: {}", url, kOddAnswer);
   const uint64_t copy = NumberOf(answer, "copy");
   const auto file = std::make_shared<RemoteFile>(
@@ -150,6 +149,53 @@ StatusOr<std::shared_ptr<RemoteFile>> Fetcher::Open(
   const std::lock_guard lock(mutex_);
   files_[copy] = file;
   return file;
+}
+
+StatusOr<std::shared_ptr<RemoteFile>> Fetcher::Open(
+    const std::string& url, uint64_t room, const std::atomic<bool>& cancel) {
+  PENSTOCK_ASSIGN_OR_RETURN(const std::shared_ptr<Call> call,
+                            Ask({{"open", url}, {"room", room}}, cancel));
+  return FileOf(url, call.get());
+}
+
+StatusOr<RemoteFolder> Fetcher::OpenFolder(const std::string& url,
+                                           uint64_t room,
+                                           const std::atomic<bool>& cancel) {
+  PENSTOCK_ASSIGN_OR_RETURN(const std::shared_ptr<Call> call,
+                            Ask({{"folder", url}, {"room", room}}, cancel));
+  RemoteFolder folder;
+  PENSTOCK_ASSIGN_OR_RETURN(folder.file, FileOf(url, call.get()));
+  call->answers.pop_back();
+  uint64_t offset = 0;
+  for (const nlohmann::json& answer : call->answers) {
+    const auto names = answer.find("names");
+    const auto sizes = answer.find("sizes");
+    if (names == answer.end() || sizes == answer.end() || !names->is_array() ||
+        !sizes->is_array() || names->size() != sizes->size()) {
+      return UnavailableError("{}: {}", url, kOddAnswer);
+    }
+    for (size_t i = 0; i < names->size(); ++i) {
+      if (!(*names)[i].is_string() || !(*sizes)[i].is_number_unsigned()) {
+        return UnavailableError("{}: {}", url, kOddAnswer);
+      }
+      folder.names.push_back((*names)[i].get<std::string>());
+      folder.bytes.push_back((*sizes)[i].get<uint64_t>());
+      folder.offsets.push_back(offset);
+      // No sum of sizes is trusted.
+      if (folder.bytes.back() > folder.file->bytes() - offset) {
+        return UnavailableError("{}: {}", url, kOddAnswer);
+      }
+      offset += (folder.bytes.back() + RemoteFile::kBlockBytes - 1) /
+                RemoteFile::kBlockBytes * RemoteFile::kBlockBytes;
+      if (offset > folder.file->bytes()) {
+        return UnavailableError("{}: {}", url, kOddAnswer);
+      }
+    }
+  }
+  if (!std::is_sorted(folder.names.begin(), folder.names.end())) {
+    return UnavailableError("{}: {}", url, kOddAnswer);
+  }
+  return folder;
 }
 
 StatusOr<std::string> Fetcher::Version(const std::string& url) {
@@ -224,7 +270,10 @@ bool Fetcher::Start() {
   files_.clear();
   for (const std::shared_ptr<RemoteFile>& file : files) {
     const auto call = std::make_shared<Call>();
-    call->asked = {{"open", file->url()}, {"room", 0}, {"call", ++last_call_}};
+    call->asked = {
+        {file->url().ends_with('/') ? "folder" : "open", file->url()},
+        {"room", 0},
+        {"call", ++last_call_}};
     call->again = file;
     calls_[last_call_] = call;
     packets_.push_back(call->asked.dump());
@@ -336,8 +385,12 @@ void Fetcher::TakeCall(nlohmann::json answer, Fd fd) {
       if (found == calls_.end()) return;
       const std::shared_ptr<Call> call = found->second;
       const bool more = answer.value("more", false);
+      if (more && status.ok()) {
+        call->answers.push_back(std::move(answer));
+        return;
+      }
       call->status = status;
-      call->over = !more || !status.ok();
+      call->over = true;
       if (fd) call->fd = std::move(fd);
       file = call->again.lock();
       if (file != nullptr && status.ok() &&

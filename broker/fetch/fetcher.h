@@ -38,6 +38,8 @@ class Fetcher final : public Stores {
   StatusOr<std::shared_ptr<RemoteFile>> Open(
       const std::string& url, uint64_t room,
       const std::atomic<bool>& cancel) override;
+  StatusOr<RemoteFolder> OpenFolder(const std::string& url, uint64_t room,
+                                    const std::atomic<bool>& cancel) override;
   StatusOr<std::string> Version(const std::string& url) override;
   Status Put(const std::string& file, const std::string& url) override;
   nlohmann::json UseJson() const override;
@@ -61,6 +63,8 @@ class Fetcher final : public Stores {
 
   Fetcher(FunctionOptions options, std::string folder, Fd news);
 
+  StatusOr<std::shared_ptr<RemoteFile>> FileOf(const std::string& url,
+                                               Call* call);
   StatusOr<std::shared_ptr<Call>> Ask(nlohmann::json message,
                                       const std::atomic<bool>& cancel);
   void Notify();

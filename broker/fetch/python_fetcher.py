@@ -14,6 +14,9 @@ fours: kind, copy, offset, bytes. Calls:
   {"call": N, "open": url, "room": bytes or null}
                                  {"call": N, "copy": K, "bytes", "version", "unit"}, and
                                  the copy's descriptor
+  {"call": N, "folder": url, "room": bytes or null}
+                                 {"call": N, "names": [...], "sizes": [...], "more": true},
+                                 then as for open
   {"call": N, "version": url}    {"call": N, "version": text}
   {"call": N, "put": url, "from": path}   {"call": N}
   any                            {"call": N, "error": [code, text]}
@@ -21,7 +24,9 @@ fours: kind, copy, offset, bytes. Calls:
   a range that cannot be had     {"copy": K, "offset", "bytes", "error": [code, text]}
 """
 
+import array
 import asyncio
+import bisect
 import ctypes
 import fcntl
 import fnmatch
@@ -210,7 +215,7 @@ class Stores:
         if scheme in OBSTORE_SCHEMES:
             place, _, path = rest.partition("/")
             root = f"{scheme}://{place}"
-            if not place or not path:
+            if not place or not (path or url.endswith("/")):
                 raise Failed(INVALID_ARGUMENT, f"{url}: wanted {scheme}://bucket/key")
             make = ObjectStore
         else:
@@ -225,6 +230,22 @@ class Stores:
             return known[:2]
         store, path = self.find(url)
         return await retried(url, lambda: store.head(path))
+
+    async def list_folder(self, url):
+        """Objects below a folder: (name below it, bytes, version), in byte order."""
+        store, path = self.find(url)
+        if not store.lists:
+            raise Failed(INVALID_ARGUMENT, f"{url}: a web server lists no files: use a source "
+                         "of files, such as webdataset")
+        found = []
+        async for chunk in store.list(path):
+            found += [(key[len(path):], size, version) for key, size, version in chunk
+                      if key.startswith(path) and not key.endswith("/")]
+            if len(found) > LISTED_MAX:
+                raise Failed(INVALID_ARGUMENT, f"{url}: more than {LISTED_MAX:,} objects")
+        if not found:
+            raise Failed(NOT_FOUND, f"{url}: there are no objects")
+        return sorted(found, key=lambda each: each[0].encode())
 
     async def list(self, pattern):
         """Objects that match, in byte order; '*' matches no '/'."""
@@ -319,6 +340,8 @@ class Copy:
         os.close(self.lock)
 
     def write(self, begin, data, kind):
+        """Bytes of blocks; what is missing of the last one, unless it is the file's, is 0."""
+        data = bytes(data) + bytes(min(-len(data) % BLOCK, self.bytes - begin - len(data)))
         os.pwrite(self.data, data, begin)
         first = begin // BLOCK
         for i in range(-(-len(data) // BLOCK)):
@@ -343,6 +366,35 @@ class Copy:
 
     def size_of(self, first, end):
         return min(end * BLOCK, self.bytes) - first * BLOCK
+
+    def object_of(self, block):
+        """The object that has a block: its address, bytes, version, and blocks here."""
+        return self.url, self.bytes, self.version, 0, self.blocks
+
+
+class FolderCopy(Copy):
+    """The local copy of all objects of a folder, each beginning with a block, in byte
+    order of their names."""
+
+    def __init__(self, number, folder, url, objects):
+        self.names, self.sizes, versions = zip(*objects) if objects else ((), (), ())
+        self.versions = versions
+        self.firsts = array.array("Q", itertools.accumulate(
+            (-(-size // BLOCK) for size in self.sizes), initial=0))
+        super().__init__(number, folder, url, self.firsts[-1] * BLOCK,
+                         folder_version(objects))
+
+    def object_of(self, block):
+        i = bisect.bisect_right(self.firsts, block) - 1
+        return (self.url + self.names[i], self.sizes[i], self.versions[i], self.firsts[i],
+                self.firsts[i + 1])
+
+
+def folder_version(objects):
+    digest = hashlib.sha256()
+    for each in objects:
+        digest.update(repr(each).encode())
+    return digest.hexdigest()
 
 
 class Folder:
@@ -484,7 +536,7 @@ class Fetcher:
         self.loop.remove_writer(self.link)
 
     def say(self, message, descriptor=None):
-        self.answer(json.dumps(message).encode(), descriptor)
+        self.answer(json.dumps(message, ensure_ascii=False).encode(), descriptor)
 
     def tell(self, kind, copy, first, end):
         self.answer(struct.pack("<4Q", kind, copy.number, first * BLOCK,
@@ -531,6 +583,10 @@ class Fetcher:
                     self.say({"call": call, "urls": packet, "more": bool(urls)})
                     if not urls:
                         return
+            if message.get("version", "").endswith("/"):
+                objects = await self.stores.list_folder(message["version"])
+                self.say({"call": call, "version": folder_version(objects)})
+                return
             if "version" in message:
                 self.stores.listed.pop(message["version"], None)
                 size, version = await self.stores.head(message["version"])
@@ -541,19 +597,36 @@ class Fetcher:
                 await store.put(path, message["from"])
                 self.say({"call": call})
                 return
-            size, version = await self.stores.head(message["open"])
             if message.get("room"):
                 self.folder.given_room = max(self.folder.given_room, message["room"])
-            copy = Copy(next(self.numbers), self.folder.path, message["open"], size, version)
+            if "folder" in message:
+                objects = await self.stores.list_folder(message["folder"])
+                copy = FolderCopy(next(self.numbers), self.folder.path, message["folder"],
+                                  objects)
+                begin = 0
+                while begin < len(objects):
+                    end, size = begin, 0
+                    while end < len(objects) and size < PACKET:
+                        size += len(copy.names[end].encode()) + 32
+                        end += 1
+                    self.say({"call": call, "names": copy.names[begin:end],
+                              "sizes": copy.sizes[begin:end], "more": True})
+                    begin = end
+                version = copy.version
+            else:
+                size, version = await self.stores.head(message["open"])
+                copy = Copy(next(self.numbers), self.folder.path, message["open"], size, version)
+                version = f"{size} {version}"
             self.copies[copy.number] = copy
-            keeps = self.folder.used + size <= self.folder.room // 2
-            self.say({"call": call, "copy": copy.number, "bytes": size,
-                      "version": f"{size} {version}", "path": copy.path,
+            keeps = "open" in message and \
+                self.folder.used + copy.bytes <= self.folder.room // 2
+            self.say({"call": call, "copy": copy.number, "bytes": copy.bytes,
+                      "version": version, "path": copy.path,
                       "unit": UNIT if keeps else BLOCK,
                       "ahead": min(max(self.folder.room // 16, AHEAD_MIN), AHEAD_MAX)},
                      copy.data)
         except Exception as error:
-            url = next(message[key] for key in ("open", "list", "version", "put")
+            url = next(message[key] for key in ("open", "list", "version", "put", "folder")
                        if key in message)
             told = failed(url, error) or Failed(UNAVAILABLE, f"{url}: {error}")
             self.say({"call": call, "error": [told.code, str(told)]})
@@ -591,7 +664,9 @@ class Fetcher:
                     piece.urgent = True
                     self.soon.append(piece)
             else:
-                while block < end and not copy.checked[block] and not copy.sums[block] and \
+                end_of_object = min(end, copy.object_of(block)[4])
+                while block < end_of_object and not copy.checked[block] and \
+                        not copy.sums[block] and \
                         (copy, block) not in self.coming and \
                         block - begin < REQUEST_BYTES_MAX // BLOCK:
                     block += 1
@@ -611,14 +686,15 @@ class Fetcher:
 
     async def request(self, piece):
         copy, requests = piece.copy, self.requests
-        begin = piece.first * BLOCK
-        end = begin + copy.size_of(piece.first, piece.end)
-        store, path = self.stores.find(copy.url)
+        url, bytes_of, version_of_copy, first, _ = copy.object_of(piece.first)
+        begin = (piece.first - first) * BLOCK
+        end = min((piece.end - first) * BLOCK, bytes_of)
+        store, path = self.stores.find(url)
         requests.sent += 1
         begun = time.monotonic()
-        data, size, version = await store.get(path, begin, end, copy.version)
-        if size not in (None, copy.bytes) or version != copy.version:
-            raise Failed(DATA_LOSS, f"{copy.url}: the object has changed since it was opened")
+        data, size, version = await store.get(path, begin, end, version_of_copy)
+        if size not in (None, bytes_of) or version != version_of_copy:
+            raise Failed(DATA_LOSS, f"{url}: the object has changed since it was opened")
         if len(data) != end - begin:
             raise OSError(f"{len(data)} bytes came of {end - begin}")
         requests.durations.append(time.monotonic() - begun)
@@ -647,17 +723,18 @@ class Fetcher:
 
     async def fetch(self, piece):
         copy = piece.copy
+        url = copy.object_of(piece.first)[0]
         try:
             if copy.number not in self.copies:
                 return  # closed
-            data = await retried(copy.url, lambda: self.hedged(piece), self.requests)
+            data = await retried(url, lambda: self.hedged(piece), self.requests)
             if copy.number not in self.copies:
                 return
             kind = KEPT if self.folder.keeps(len(data)) else PASSES
             await self.store(copy, piece, data, kind)
             self.tell(kind, copy, piece.first, piece.end)
         except Exception as error:
-            told = failed(copy.url, error) or Failed(UNAVAILABLE, f"{copy.url}: {error}")
+            told = failed(url, error) or Failed(UNAVAILABLE, f"{url}: {error}")
             self.say({"copy": copy.number, "offset": piece.first * BLOCK,
                       "bytes": copy.size_of(piece.first, piece.end),
                       "error": [told.code, str(told)]})

@@ -207,6 +207,12 @@ void RemoteFile::AskAgain(uint64_t copy) {
   }
 }
 
+std::optional<size_t> RemoteFolder::Find(std::string_view name) const {
+  const auto found = std::lower_bound(names.begin(), names.end(), name);
+  if (found == names.end() || *found != name) return std::nullopt;
+  return static_cast<size_t>(found - names.begin());
+}
+
 Status NoStoresError(const std::string& url) {
   return InvalidArgumentError(
       "{} is an address, and this broker reads only files that this machine "

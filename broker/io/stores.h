@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <memory>
 #include <nlohmann/json_fwd.hpp>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -19,6 +20,18 @@ namespace penstock {
 inline bool IsAddress(std::string_view path) {
   return !path.starts_with('/') && path.find("://") != path.npos;
 }
+
+// All objects below an address, as one file that has them one after the other.
+struct RemoteFolder {
+  std::shared_ptr<RemoteFile> file;
+  // By object, in byte order of their names below the address.
+  std::vector<std::string> names;
+  std::vector<uint64_t> bytes;
+  std::vector<uint64_t> offsets;  // in the file
+
+  // nullopt: there is no such object.
+  std::optional<size_t> Find(std::string_view name) const;
+};
 
 // Thread-safe. Errors: NotFound, PermissionDenied, Unavailable (the store does
 // not answer, or its client is not there), InvalidArgument (what the store
@@ -34,7 +47,11 @@ class Stores {
   virtual StatusOr<std::shared_ptr<RemoteFile>> Open(
       const std::string& url, uint64_t room,
       const std::atomic<bool>& cancel) = 0;
-  // RemoteFile::version of what is there now.
+  // url: ends in '/'.
+  virtual StatusOr<RemoteFolder> OpenFolder(
+      const std::string& url, uint64_t room,
+      const std::atomic<bool>& cancel) = 0;
+  // RemoteFile::version of what is there now; a folder's address ends in '/'.
   virtual StatusOr<std::string> Version(const std::string& url) = 0;
   // Makes an object of a file, or replaces it.
   virtual Status Put(const std::string& file, const std::string& url) = 0;

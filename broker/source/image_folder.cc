@@ -18,10 +18,58 @@ struct Folder {
   // Later changes of a folder in it will change that folder's modification
   // time.
   bool settled = true;
+  // Of an address, until the places are known (Locate).
+  RemoteFolder objects = {};
 
   bool Changed(const FileAccess& access) const {
+    if (objects.file != nullptr) {
+      const StatusOr<std::string> now = access.stores()->Version(root + "/");
+      return !now.ok() || *now != objects.file->version();
+    }
     return !settled || !FoldersAreUnchanged(root, index, access);
   }
+};
+
+// Where the objects of records lie in the file that has all of them.
+class ObjectPlaces {
+ public:
+  // path_of: of a record, relative to the folder. Leaves names behind.
+  template <typename PathOf>
+  void Find(Folder* folder, uint64_t records, const PathOf& path_of) {
+    RemoteFolder& objects = folder->objects;
+    file_ = objects.file.get();
+    if (file_ == nullptr) return;
+    places_.reserve(records);
+    std::string path;
+    for (uint64_t record = 0; record < records; ++record) {
+      path.clear();
+      path_of(record, &path);
+      // The index was made of these names.
+      const size_t at = objects.Find(path).value_or(0);
+      places_.push_back({objects.offsets[at], objects.bytes[at]});
+    }
+    objects = {.file = objects.file};
+  }
+  bool remote() const { return file_ != nullptr; }
+  uint64_t memory_bytes() const { return places_.capacity() * sizeof(Place); }
+  void Locate(uint64_t record, ReadPart* part) const {
+    part->kind = ReadPart::Kind::kRange;
+    part->nowait = true;
+    part->align = 0;
+    part->fd = file_->fd();
+    part->remote = file_;
+    part->map = {};
+    part->offset = places_[record].offset;
+    part->bytes = places_[record].bytes;
+  }
+
+ private:
+  struct Place {
+    uint64_t offset;
+    uint64_t bytes;
+  };
+  RemoteFile* file_ = nullptr;
+  std::vector<Place> places_;
 };
 
 // The path of a picture's mask, relative to the folder of masks. relative: the
@@ -45,6 +93,15 @@ class ImageFolder final : public Source {
         path_room_(path_room),
         raw_spec_({RawFeature{{feature, DType::kUint8, {}}, true}}),
         files_(std::move(access)) {
+    picture_places_.Find(&pictures_, record_count(),
+                         [this](uint64_t record, std::string* path) {
+                           pictures_.index.AppendPath(record, path);
+                         });
+    mask_places_.Find(&mask_folder_, record_count(),
+                      [this](uint64_t record, std::string* path) {
+                        pictures_.index.AppendPath(record, path);
+                        ToMask(*masks_, path);
+                      });
     const size_t classes = pictures_.index.classes.size();
     labels_.resize(classes);
     std::iota(labels_.begin(), labels_.end(), int64_t{0});
@@ -58,7 +115,9 @@ class ImageFolder final : public Source {
     }
   }
 
-  Status AskFileSystem(Io io) { return files_.Ask(Describe(0), io); }
+  Status AskFileSystem(Io io) {
+    return picture_places_.remote() ? OkStatus() : files_.Ask(Describe(0), io);
+  }
 
   uint64_t record_count() const override {
     return pictures_.index.file_path_ends.size();
@@ -66,7 +125,8 @@ class ImageFolder final : public Source {
   const RawSpec& raw_spec() const override { return raw_spec_; }
   uint64_t memory_bytes() const override {
     return pictures_.index.MemoryBytes() + mask_folder_.index.MemoryBytes() +
-           labels_.capacity() * sizeof(int64_t);
+           labels_.capacity() * sizeof(int64_t) +
+           picture_places_.memory_bytes() + mask_places_.memory_bytes();
   }
 
   std::string io() const override { return IoText(files_.align()); }
@@ -77,10 +137,15 @@ class ImageFolder final : public Source {
   }
 
   void Locate(uint64_t record, ReadRequest* request) const override {
-    SetPath(record, &request->path);
-    files_.Locate(request);
+    if (picture_places_.remote()) {
+      picture_places_.Locate(record, request);
+    } else {
+      SetPath(record, &request->path);
+      files_.Locate(request);
+    }
     if (!masks_) return;
     ReadPart& mask = request->more.emplace_back();
+    if (mask_places_.remote()) return mask_places_.Locate(record, &mask);
     SetMaskPath(record, &mask.path);
     files_.Locate(&mask);
   }
@@ -189,9 +254,11 @@ class ImageFolder final : public Source {
     ToMask(*masks_, path);
   }
 
-  const Folder pictures_;
+  Folder pictures_;
   const std::optional<MaskFolder> masks_;
-  const Folder mask_folder_;
+  Folder mask_folder_;
+  ObjectPlaces picture_places_;
+  ObjectPlaces mask_places_;
   const std::string left_out_;
   const uint64_t path_room_;  // of the feature `path`; 0: there is none
   RawSpec raw_spec_;
@@ -217,6 +284,18 @@ Status CheckAccess(const std::string& root, const FolderIndex& index,
 StatusOr<Folder> OpenFolder(std::string root, bool of_classes,
                             OpenProgress* progress,
                             const FolderFiles& files = kPictureFiles) {
+  if (IsAddress(root)) {
+    while (root.back() == '/') root.pop_back();
+    if (progress->access->stores() == nullptr) return NoStoresError(root);
+    Folder folder{std::move(root), {}};
+    PENSTOCK_ASSIGN_OR_RETURN(
+        folder.objects, progress->access->stores()->OpenFolder(
+                            folder.root + "/", /*room=*/0, progress->cancel));
+    PENSTOCK_ASSIGN_OR_RETURN(
+        folder.index,
+        ScanObjects(folder.root, of_classes, folder.objects, progress, files));
+    return folder;
+  }
   if (root.empty() || root[0] != '/') {
     return InvalidArgumentError("the path '{}' is not absolute", root);
   }
@@ -417,7 +496,7 @@ const Declaration<MaskFolder>& MaskFolder::Declared() {
           "Masks in a folder whose paths are those of the pictures, with "
           "suffix for the extension.")
           .Example("{path: /data/masks, suffix: _mask.png}")
-          .Required("path", &MaskFolder::path, Path(),
+          .Required("path", &MaskFolder::path, PathOrAddress(),
                     "the folder; it may be that of the pictures")
           .Optional("suffix", &MaskFolder::suffix,
                     Text("the end of a picture's name, such as _mask.png",
@@ -442,7 +521,7 @@ const Declaration<ImageFolderSource>& ImageFolderSource::Declared() {
               "max_path_bytes, path uint8 [max_path_bytes] and path_bytes "
               "int64")
           .Example("{path: /data/imagenet/train}")
-          .Required("path", &ImageFolderSource::path, Path(),
+          .Required("path", &ImageFolderSource::path, PathOrAddress(),
                     "the folder of the class folders, or of the pictures")
           .Optional("labels", &ImageFolderSource::labels, LabelsType(),
                     "by default the class folders; none: all pictures in the "
@@ -488,7 +567,7 @@ const Declaration<AudioFolderSource>& AudioFolderSource::Declared() {
               "folder's index in byte order; with max_path_bytes, path "
               "uint8 [max_path_bytes] and path_bytes int64")
           .Example("{path: /data/commands}")
-          .Required("path", &AudioFolderSource::path, Path(),
+          .Required("path", &AudioFolderSource::path, PathOrAddress(),
                     "the folder of the class folders, or of the sounds")
           .Optional("labels", &AudioFolderSource::labels, LabelsType(),
                     "by default the class folders; none: all sounds in the "

@@ -15,6 +15,7 @@
 
 #include "broker/index/open_progress.h"
 #include "broker/io/file_access.h"
+#include "broker/io/stores.h"
 #include "broker/source/source.h"
 #include "common/status.h"
 
@@ -102,6 +103,12 @@ extern const FolderFiles kSoundFiles;
 StatusOr<FolderIndex> ScanFolder(const std::string& root, bool of_classes,
                                  OpenProgress* progress,
                                  const FolderFiles& files = kPictureFiles);
+
+// The same of the objects below an address.
+StatusOr<FolderIndex> ScanObjects(const std::string& root, bool of_classes,
+                                  const RemoteFolder& objects,
+                                  OpenProgress* progress,
+                                  const FolderFiles& files = kPictureFiles);
 
 // Whether every folder has the modification time in the index.
 bool FoldersAreUnchanged(const std::string& root, const FolderIndex& index,

@@ -11,6 +11,7 @@
 #include <algorithm>
 #include <array>
 #include <cstring>
+#include <map>
 
 #include "broker/index/fingerprint.h"
 #include "broker/index/in_parallel.h"
@@ -176,6 +177,16 @@ class FolderScan {
     PENSTOCK_RETURN_IF_ERROR(ListRoot());
     PENSTOCK_RETURN_IF_ERROR(InParallel(
         classes_.size(), [this](size_t i) { return WalkClass(&classes_[i]); }));
+    return JoinAll();
+  }
+
+  StatusOr<FolderIndex> Run(const RemoteFolder& objects) {
+    PENSTOCK_RETURN_IF_ERROR(Take(objects));
+    return JoinAll();
+  }
+
+ private:
+  StatusOr<FolderIndex> JoinAll() {
     uint64_t files = in_root_.files.size();
     for (const ClassScan& scan : classes_) files += scan.files.size();
     const std::string others = Others();
@@ -193,9 +204,9 @@ class FolderScan {
     return index;
   }
 
- private:
   Status ListRoot();
   Status WalkClass(ClassScan* scan);
+  Status Take(const RemoteFolder& objects);
   // "2 other files, like cat/1.gif"; "": none.
   std::string Others() const;
   FolderIndex Join(uint64_t files);
@@ -210,6 +221,7 @@ class FolderScan {
   WalkedFolder root_folder_;
   std::vector<ClassScan> classes_;  // or folders that are none
   ClassScan in_root_;               // what is in no folder; unless of_classes_
+  uint64_t loose_ = 0;              // objects in no folder; of_classes_
   std::atomic<uint64_t> folder_count_{0};
 };
 
@@ -328,6 +340,48 @@ Status FolderScan::WalkClass(ClassScan* scan) {
   }
   PENSTOCK_RETURN_IF_ERROR(count());
   if (of_classes_) scan->Sort();
+  return OkStatus();
+}
+
+// What a walk would find if each object were a file.
+Status FolderScan::Take(const RemoteFolder& objects) {
+  std::map<std::string_view, ClassScan> classes;
+  for (const std::string& name : objects.names) {
+    if (name.starts_with('.') || name.find("/.") != name.npos ||
+        name.find("//") != name.npos || name.starts_with('/')) {
+      continue;
+    }
+    if (std::count(name.begin(), name.end(), '/') > kFolderDepthMax) {
+      return InvalidArgumentError("{}/{}: more than {} folders deep", root_,
+                                  name, kFolderDepthMax);
+    }
+    const size_t slash = name.find('/');
+    const bool is_one = kind_.Has(name);
+    if (!of_classes_ || slash == name.npos) {
+      if (of_classes_ && is_one) ++loose_;
+      if (!is_one) in_root_.AddOther(name);
+      if (!of_classes_ && is_one) in_root_.AddFile("", name);
+      continue;
+    }
+    ClassScan& scan = classes[std::string_view(name).substr(0, slash)];
+    if (is_one) {
+      scan.AddFile("", std::string_view(name).substr(slash + 1));
+    } else {
+      scan.AddOther(name);
+    }
+  }
+  for (auto& [name, scan] : classes) {
+    scan.name = name;
+    scan.Sort();
+    classes_.push_back(std::move(scan));
+  }
+  progress_->CountDone(objects.names.size());
+  if (of_classes_ && classes_.empty()) {
+    return InvalidArgumentError(
+        "{} has {} {}s but no class sub-folder; put them in one folder "
+        "per class, or say `labels: none`",
+        root_, loose_, kind_.one);
+  }
   return OkStatus();
 }
 
@@ -471,6 +525,13 @@ StatusOr<FolderIndex> ScanFolder(const std::string& root, bool of_classes,
                                  OpenProgress* progress,
                                  const FolderFiles& files) {
   return FolderScan(root, of_classes, progress, files).Run();
+}
+
+StatusOr<FolderIndex> ScanObjects(const std::string& root, bool of_classes,
+                                  const RemoteFolder& objects,
+                                  OpenProgress* progress,
+                                  const FolderFiles& files) {
+  return FolderScan(root, of_classes, progress, files).Run(objects);
 }
 
 }  // namespace penstock

@@ -327,3 +327,38 @@ def test_keys_with_odd_characters(bucket, own_broker):
 def test_what_a_bucket_has_not_is_named(bucket, own_broker, files, text):
     with pytest.raises(penstock.Error, match=text):
         rows_of(fixed(files, 100))
+
+
+def test_pictures_below_an_address(bucket, own_broker, tmp_path):
+    image = pytest.importorskip("PIL.Image")
+    rng = np.random.default_rng(0)
+    for name in ("cat/1.png", "cat/deep/2.png", "a b/3.png", "a/4.png", "dog/5.PNG"):
+        out = io.BytesIO()
+        image.fromarray(rng.integers(0, 256, (40, 30, 3), dtype=np.uint8)).save(out, "PNG")
+        path = tmp_path / "data" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(out.getvalue())
+        bucket("pictures/" + name, out.getvalue())
+    for name in ("cat/text.txt", "loose.png", ".hidden/6.png"):
+        bucket("pictures/" + name, b"other")
+
+    def rows(path, **keys):
+        dataset = penstock.Dataset.image_folder(path, max_path_bytes=40, **keys).map(
+            penstock.decode_image(size=(40, 30))).batch(1)
+        with penstock.attach(dataset, job=f"job{random.random()}", timeout_s=60) as reader:
+            return [{name: np.array(value) for name, value in batch.items()}
+                    for batch in reader]
+
+    for keys in ({}, {"labels": "none"}):
+        if keys:
+            (tmp_path / "data" / "loose.png").write_bytes(out.getvalue())
+            bucket("pictures/loose.png", out.getvalue())
+        local = rows(tmp_path / "data", **keys)
+        remote = rows("s3://data/pictures", **keys)
+        assert len(remote) == len(local) == (6 if keys else 5)
+        for one, other in zip(local, remote):
+            assert one.keys() == other.keys()
+            for name in one:
+                assert np.array_equal(one[name], other[name]), name
+    with pytest.raises(penstock.Error, match="s3://data/none/: there are no objects"):
+        rows("s3://data/none")

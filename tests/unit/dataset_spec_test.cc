@@ -858,9 +858,9 @@ TEST(DatasetSpecTest, AnAddressIsNoPathButWhereObjectsAreRead) {
   }
 
   const auto error = [](const std::string& file) {
-    return ParseDatasetSpec(
-               WithSource("{image_folder: {path: '" + file + "'}}"),
-               "train.yaml", "/base")
+    return ParseDatasetSpec(WithSource("{image_list: {file: '" + file +
+                          "', columns: {image: {encoded: true}}}}"),
+                            "train.yaml", "/base")
         .status()
         .message();
   };
@@ -869,7 +869,7 @@ TEST(DatasetSpecTest, AnAddressIsNoPathButWhereObjectsAreRead) {
         "hdfs://n/a", "hf://datasets/a/b", "pipe:cat a"}) {
     EXPECT_THAT(
         error(address),
-        AllOf(StartsWith("train.yaml:1:31: source.image_folder.path: "),
+        AllOf(HasSubstr(": source.image_list.file: "),
               HasSubstr("' is an address; only files that this machine has "
                         "mounted are read: mount the storage as a file system, "
                         "or copy the files")))
