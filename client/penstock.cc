@@ -507,4 +507,8 @@ uint64_t penstock_batch_skipped(const penstock_batch* batch) {
   return FromC(batch)->cell.skipped;
 }
 
+uint64_t penstock_batch_left_out(const penstock_batch* batch) {
+  return FromC(batch)->cell.left_out;
+}
+
 }  // extern "C"

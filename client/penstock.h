@@ -126,7 +126,8 @@ typedef struct penstock_options {
                                 "fail": the job fails;
                                 "shrink" (default of the others): the others
                                 take over, penstock_world_size changes */
-  const char* state;         /* JSON of penstock_state: begin there. NULL: the
+  const char* state;         /* JSON of penstock_state, or a position alone,
+                                {"epoch": 0, "row": n}: begin there. NULL: the
                                 file PENSTOCK_STATE names, else the beginning */
   int32_t window;            /* broadcast: batches; 0: prefetch of the spec */
   int32_t consumers;  /* broadcast: most consumers at once, not fewer than
@@ -154,11 +155,11 @@ typedef struct penstock_options {
   void* cancelled_context;
   int32_t spec_generated; /* not 0: a program wrote `spec`; errors in it name
                              the key (map[0].cast.dtype), not the line */
-  int32_t replicas; /* split: processes that are one rank, such as the tensor
-                       and pipeline parallel ones of one data-parallel number,
-                       each of which gets all of the rank's batches; rank and
-                       world_size then count groups of these. 0:
-                       PENSTOCK_REPLICAS, else 1 */
+  int32_t replicas; /* split, independent: processes that are one rank, such
+                       as the tensor and pipeline parallel ones of one
+                       data-parallel number, each of which gets all of the
+                       rank's batches; rank and world_size then count groups
+                       of these. 0: in split PENSTOCK_REPLICAS, else 1 */
   int32_t replica;  /* which of them this is, given with rank; -1, with rank -1:
                        they follow one another in the launcher's ranks */
   int32_t local_replicas; /* those of each rank that are on this host, which
@@ -448,6 +449,8 @@ PENSTOCK_API const int64_t* penstock_batch_ids(const penstock_batch* batch);
 PENSTOCK_API int penstock_batch_redelivered(const penstock_batch* batch);
 /* Batches that this consumer missed just before this one (lag: skip). */
 PENSTOCK_API uint64_t penstock_batch_skipped(const penstock_batch* batch);
+/* Rows that on_error: skip left out of it; 65,535: so many or more. */
+PENSTOCK_API uint64_t penstock_batch_left_out(const penstock_batch* batch);
 
 #ifdef __cplusplus
 }

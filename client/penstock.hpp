@@ -85,7 +85,7 @@ struct Options {
   double reconnect_s = 0;  // 0: 60; negative: do not wait
   int node = -1;           // NUMA node; -1: found out
   bool autostart = false;
-  int replicas = 0;        // split: processes that are one rank
+  int replicas = 0;        // processes that are one rank
   int replica = -1;        // which of them this is
   int local_replicas = 0;  // of each rank on this host
 };
@@ -141,6 +141,7 @@ class Batch {
   uint64_t step() const { return penstock_batch_step(batch_); }
   bool redelivered() const { return penstock_batch_redelivered(batch_) != 0; }
   uint64_t skipped() const { return penstock_batch_skipped(batch_); }
+  uint64_t left_out() const { return penstock_batch_left_out(batch_); }
   // nullopt: rows of any part.
   std::optional<uint32_t> part() const {
     const int32_t part = penstock_batch_part(batch_);

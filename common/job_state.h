@@ -42,6 +42,9 @@
 //
 // Rows are counted in the epoch's order, over all ranks: a step boundary is a
 // multiple of the global batch. Rows skipped by on_error: skip count.
+//
+// {"epoch": 0, "row": 4096}, a position alone, has no identity: a job of any
+// dataset begins there.
 #ifndef COMMON_JOB_STATE_H_
 #define COMMON_JOB_STATE_H_
 

@@ -31,7 +31,7 @@
 namespace penstock {
 
 // Increment on any change to the size, offset or meaning of a field below.
-inline constexpr uint32_t kLayoutVersion = 9;
+inline constexpr uint32_t kLayoutVersion = 10;
 inline constexpr uint64_t kSegmentMagic = 0x31474553'4b545350;  // "PSTKSEG1"
 inline constexpr uint64_t kCursorMagic = 0x31525543'4b545350;   // "PSTKCUR1"
 inline constexpr uint64_t kPageBytes = 4096;
@@ -90,12 +90,15 @@ constexpr uint32_t PhaseOfStep(uint64_t id) {
   return static_cast<uint32_t>(id >> kPositionBits);
 }
 
+inline constexpr uint64_t kLeftOutMax = UINT16_MAX;
+
 // The description of a batch.
 struct BatchCell {
   uint64_t slot_offset;  // of the slot, from the segment's base
-  uint32_t lease;        // < kLeasesMax
-  uint32_t flags;        // CellFlags
-  uint32_t rows;         // batch dimension, padding included
+  uint16_t lease;        // < kLeasesMax
+  uint16_t left_out;  // rows that on_error: skip left out, kLeftOutMax at most
+  uint32_t flags;     // CellFlags
+  uint32_t rows;      // batch dimension, padding included
   uint32_t valid_rows;   // samples among them
   uint32_t global_rows;  // plan rows of the global batch
   uint32_t skipped;      // batches this rank missed just before this one (lag)
@@ -257,6 +260,7 @@ inline constexpr uint64_t kLayoutHash =
                            sizeof(RingCell),
                            offsetof(RingCell, generation),
                            offsetof(BatchCell, lease),
+                           offsetof(BatchCell, left_out),
                            offsetof(BatchCell, flags),
                            offsetof(BatchCell, rows),
                            offsetof(BatchCell, valid_rows),

@@ -90,9 +90,12 @@ StatusOr<DeliveryOptions> DeliveryOf(const nlohmann::json& request,
 }
 
 // How many consumers there may be at once.
-StatusOr<uint32_t> ConsumersOf(const nlohmann::json& request, DeliveryMode mode,
-                               uint32_t local) {
-  if (mode == DeliveryMode::kIndependent) return 1;
+StatusOr<uint32_t> ConsumersOf(const nlohmann::json& request,
+                               const JobOptions& options) {
+  const DeliveryMode mode = options.delivery.mode;
+  const uint32_t local = options.local_processes();
+  // Each has a job of its own.
+  if (mode == DeliveryMode::kIndependent) return options.local_replicas;
   if (mode != DeliveryMode::kBroadcast) return local;
   const uint32_t consumers =
       request.value("consumers", std::max(local, kConsumersDefault));
@@ -138,10 +141,15 @@ Status ReadReplicas(const nlohmann::json& request, JobOptions* options) {
   const DeliveryMode mode = options->delivery.mode;
   options->replicas = request.value("replicas", options->replicas);
   options->local_replicas = request.value("local_replicas", options->replicas);
-  if (options->replicas > 1 && mode != DeliveryMode::kSplit) {
+  if (options->replicas > 1 && mode != DeliveryMode::kSplit &&
+      mode != DeliveryMode::kIndependent) {
     return InvalidArgumentError(
-        "attach: 'replicas' is an option of split; delivery is {}",
-        kDeliveryModeNames[static_cast<size_t>(mode)]);
+        "attach: 'replicas' is an option of split and independent; delivery is "
+        "{}: {}",
+        kDeliveryModeNames[static_cast<size_t>(mode)],
+        mode == DeliveryMode::kBroadcast
+            ? "leave it out, every process gets every batch"
+            : "a batch goes to one process, the next that has none");
   }
   if (options->local_replicas > options->replicas) {
     return InvalidArgumentError(
@@ -175,9 +183,8 @@ Status ReadOptions(const nlohmann::json& request, JobOptions* options) {
         options->local_world_size, options->world_size);
   }
   PENSTOCK_RETURN_IF_ERROR(ReadReplicas(request, options));
-  PENSTOCK_ASSIGN_OR_RETURN(
-      options->consumers_max,
-      ConsumersOf(request, mode, options->local_processes()));
+  PENSTOCK_ASSIGN_OR_RETURN(options->consumers_max,
+                            ConsumersOf(request, *options));
   options->repeat_first = request.value("repeat_first", false);
   options->wait_s = request.value("wait_s", options->wait_s);
   return CheckHosts(request, *options);
@@ -186,7 +193,8 @@ Status ReadOptions(const nlohmann::json& request, JobOptions* options) {
 // Its number among all processes of the job.
 StatusOr<uint32_t> RankOf(const nlohmann::json& request,
                           const JobOptions& options) {
-  const bool numbered = RanksAreNumbered(options.delivery.mode);
+  const bool numbered =
+      RanksAreNumbered(options.delivery.mode) || options.replicas > 1;
   if (numbered) PENSTOCK_RETURN_IF_ERROR(RequireField(request, "rank"));
   const uint32_t rank = request.value("rank", Delivery::kAnyRank);
   if (numbered && rank >= options.world_size) {
@@ -302,10 +310,11 @@ ControlServer::Answer ControlServer::Attach(const Call& call) {
     // Given by name: the name may have another spec since the job began.
     JobKey key = attach.key;
     if (options.delivery.mode == DeliveryMode::kIndependent) {
-      key.consumer = joining.rank;
+      key.consumer = joining.rank / options.replicas;
     }
     if (const DatasetSpec* spec = jobs_->SpecOf(
-            key, key.consumer ? 0 : joining.rank, attach.incarnation)) {
+            key, joining.rank - key.ProcessOf(0, options.replicas),
+            attach.incarnation)) {
       options.spec = *spec;
     }
   }

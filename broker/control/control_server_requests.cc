@@ -411,7 +411,7 @@ ControlServer::Answer ControlServer::Evict(const Call& call) {
         (replicas > 1 && rank >= job->options().world_size))
       continue;
     const Status evicted =
-        job->Evict(consumer ? 0 : rank * replicas + replica,
+        job->Evict(consumer ? replica : rank * replicas + replica,
                    Format("evicted by user {}", connection->uid));
     if (evicted.ok()) {
       jobs_->NoteEvicted(job);
@@ -468,8 +468,21 @@ ControlServer::Answer ControlServer::Index(const Call& call) {
   JobOptions options;
   PENSTOCK_ASSIGN_OR_RETURN(options.spec, SpecOf(call));
   options.world_size = call.request.value("world_size", options.world_size);
-  options.consumers_max = options.local_world_size = options.world_size;
+  options.local_world_size = options.world_size;
+  options.replicas = call.request.value("replicas", options.replicas);
+  options.local_replicas = options.replicas;
+  options.consumers_max = options.local_processes();
+  if (options.consumers_max > kLocalRanksMax) {
+    return InvalidArgumentError(
+        "index: {} ranks of {} replicas: at most {} processes are allowed",
+        options.world_size, options.replicas, kLocalRanksMax);
+  }
   if (options.spec.shard == ShardPolicy::kOff) {  // as attach has it
+    if (options.replicas > 1) {
+      return InvalidArgumentError(
+          "index: with shard: off every process gets all batches: leave out "
+          "`replicas`");
+    }
     options.delivery.mode = DeliveryMode::kBroadcast;
     options.delivery.window = options.spec.prefetch.value_or(kPrefetchFirst);
     options.consumers_max = std::max(options.world_size, kConsumersDefault);

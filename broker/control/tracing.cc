@@ -83,8 +83,8 @@ void Tracing::LookAtRanks() {
         if (seen.waiting || has_batch) {
           trace_->Add(
               seen.waiting ? TraceActivity::kWait : TraceActivity::kBatch,
-              job->key().consumer.value_or(rank.rank), &job->key(), seen.taken,
-              seen.since_ns, now_ns);
+              job->NumberOf(rank.rank), &job->key(), seen.taken, seen.since_ns,
+              now_ns);
         }
       }
       if (seen.since_ns == 0 || changed) {

@@ -358,6 +358,8 @@ Cell Delivery::CellOf(const Consumer& consumer, const Entry& entry) {
   cell.valid_rows = static_cast<uint32_t>(batch.valid_rows);
   cell.global_rows = static_cast<uint32_t>(rows.global_rows);
   cell.skipped = entry.skipped;
+  cell.left_out = static_cast<uint16_t>(
+      std::min<uint64_t>(batch.left_out.size(), kLeftOutMax));
   cell.epoch = rows.epoch;
   cell.step_in_epoch = rows.step_in_epoch;
   cell.position = rows.position;

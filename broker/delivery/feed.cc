@@ -61,7 +61,7 @@ void Feed::Publish(uint32_t slot, bool redelivered, Cell cell) {
   lease->slot = slot;
   lease->skipped = cell.skipped;
   lease->previous = std::exchange(lease->generation, published_ + 1);
-  cell.lease = static_cast<uint32_t>(lease - leases_.begin());
+  cell.lease = static_cast<uint16_t>(lease - leases_.begin());
   cell.generation = lease->generation;
   ++out_;
   if (penstock::Publish(ring_, *cursor_, published_++, cell)) Wake();

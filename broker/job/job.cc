@@ -402,7 +402,7 @@ void Job::CheckTimeouts(const FunctionWorkersUse& function_workers) {
   std::vector<uint32_t> gone;
   std::vector<uint32_t> absent;
   for (const uint32_t rank : delivery_.Missing()) {
-    (delivery_.Knows(rank) ? gone : absent).push_back(rank);
+    (delivery_.Knows(rank) ? gone : absent).push_back(NumberOf(rank));
   }
   FailLocked(DeadlineExceededError(
       "job '{}': {}{}{} within {:.0f} s (wait_s)", key_.name,

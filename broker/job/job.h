@@ -158,7 +158,10 @@ class Job {
   std::string MissingText() const;
   // The process of this number, as people know it.
   std::string NameOf(uint32_t rank) const {
-    return RankName(key_.consumer.value_or(rank), options_.replicas);
+    return RankName(NumberOf(rank), options_.replicas);
+  }
+  uint32_t NumberOf(uint32_t rank) const {
+    return key_.ProcessOf(rank, options_.replicas);
   }
   // After a restart of the broker, before anybody attaches.
   void RestoreStream(FormerStream former);

@@ -37,6 +37,11 @@ struct JobKey {
   // independent: each consumer has a job of its own.
   std::optional<uint32_t> consumer;
   auto operator<=>(const JobKey&) const = default;
+  // As people number the job's processes: that of its own number `rank`, of so
+  // many that are one rank.
+  uint32_t ProcessOf(uint32_t rank, uint32_t replicas) const {
+    return consumer.value_or(0) * replicas + rank;
+  }
   // Implicit: as a value of a message.
   operator LogJob() const { return {name, dataset, uid, consumer}; }
 };
@@ -60,7 +65,8 @@ struct JobOptions {
   DatasetSpec spec;
   uint32_t world_size = 1;
   uint32_t local_world_size = 1;
-  // split: processes that are one rank and get the same batches; those of each
+  // split and independent: processes that are one rank and get the same
+  // batches; those of each
   // rank of this host that run on it.
   uint32_t replicas = 1;
   uint32_t local_replicas = 1;
@@ -84,7 +90,7 @@ struct JobOptions {
 // independent: each consumer is a launch of its own.
 inline Launch LaunchOf(const JobOptions& options) {
   return options.delivery.mode == DeliveryMode::kIndependent
-             ? Launch(1, 1)
+             ? Launch(options.replicas, options.local_replicas)
              : Launch(options.processes(), options.local_processes());
 }
 

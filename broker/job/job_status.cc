@@ -33,9 +33,9 @@ void Job::NoteRanksLocked(const FunctionWorkersUse& function_workers) {
     // Without batches there was nothing it could do.
     const bool still = has_batches && !moved;
     seen[rank.rank] = {rank.taken, rank.held, still ? last->second.since : now};
-    at_work.push_back({key_.consumer.value_or(rank.rank), rank.waits,
-                       rank.wait_ns, rank.waiting, rank.progress,
-                       !rank.open && !has_batches, still, moved, rank.taken});
+    at_work.push_back({NumberOf(rank.rank), rank.waits, rank.wait_ns,
+                       rank.waiting, rank.progress, !rank.open && !has_batches,
+                       still, moved, rank.taken});
   }
   seen_ = std::move(seen);
   // Before a broadcast begins, batches are made ahead that nobody may get.
@@ -53,7 +53,7 @@ void Job::NoteRanksLocked(const FunctionWorkersUse& function_workers) {
 
 std::vector<uint32_t> Job::MissingLocked() const {
   std::vector<uint32_t> missing = delivery_.Missing();
-  for (uint32_t& rank : missing) rank = key_.consumer.value_or(rank);
+  for (uint32_t& rank : missing) rank = NumberOf(rank);
   return missing;
 }
 
@@ -185,7 +185,7 @@ nlohmann::json Job::StatusJson(bool with_ranks,
   if (kept_s) {
     for (const Delivery::RankStatus& rank : all_ranks) {
       if (delivery_.WaitsFor(rank.rank)) {
-        waits_for.push_back(key_.consumer.value_or(rank.rank));
+        waits_for.push_back(NumberOf(rank.rank));
       }
     }
     // It may fail earlier because of missing ranks.
@@ -351,7 +351,7 @@ nlohmann::json Job::StatusJson(bool with_ranks,
       if (options_.replicas > 1) {
         added["replica"] = rank.rank % options_.replicas;
       }
-      if (const auto found = batch_s.find(key_.consumer.value_or(rank.rank));
+      if (const auto found = batch_s.find(NumberOf(rank.rank));
           found != batch_s.end() && found->second > 0) {
         added["batch_s"] = found->second;
       }

@@ -19,8 +19,9 @@ namespace {
 
 // As people know the process that attaches.
 std::string NameOf(const JobTable::AttachRequest& request) {
-  return RankName(request.key.consumer.value_or(request.joining.rank),
-                  request.options.replicas);
+  const uint32_t replicas = request.options.replicas;
+  return RankName(request.key.ProcessOf(request.joining.rank, replicas),
+                  replicas);
 }
 
 std::string WhoJoins(const JobTable::AttachRequest& request) {
@@ -396,10 +397,11 @@ void JobTable::Route(Pending attach) {
   AttachRequest& request = attach.request;
   if (request.options.delivery.mode == DeliveryMode::kIndependent) {
     // Each consumer is the only rank of a job of its own.
-    uint32_t consumer = request.joining.rank;
-    request.numbered = consumer != Delivery::kAnyRank;
+    const uint32_t number = request.joining.rank;
+    const uint32_t replicas = request.options.replicas;
+    request.numbered = number != Delivery::kAnyRank;
+    uint32_t consumer = request.numbered ? number / replicas : 0;
     if (!request.numbered) {
-      consumer = 0;
       const auto taken = [&] {
         return std::any_of(
             entries_.begin(), entries_.end(), [&](const Entry& entry) {
@@ -413,7 +415,7 @@ void JobTable::Route(Pending attach) {
     }
     request.key.consumer = consumer;
     request.options.consumer = consumer;
-    request.joining.rank = 0;
+    request.joining.rank = request.numbered ? number % replicas : 0;
   }
   StatusOr<Entry*> which = EntryFor(&request);
   if (!which.ok()) {
@@ -826,12 +828,12 @@ nlohmann::json JobTable::StatusJson(
           {"world_size", entry.options.world_size},
           {"replicas", entry.options.replicas}});
       if (const std::optional<double> kept_s = KeptFor(entry)) {
+        const uint32_t replicas = entry.options.replicas;
         std::set<uint32_t> dead;
         for (const auto& [attach, rank] : entry.former->ranks) {
-          if (!rank.left) dead.insert(entry.key.consumer.value_or(rank.rank));
+          if (!rank.left) dead.insert(entry.key.ProcessOf(rank.rank, replicas));
         }
         const std::vector<uint32_t> waits_for(dead.begin(), dead.end());
-        const uint32_t replicas = entry.options.replicas;
         job["state"] = AllGoneText(waits_for, *kept_s, replicas);
         job["waits_for"] = RanksOf(waits_for, replicas);
         job["kept_s"] = *kept_s;

@@ -22,7 +22,8 @@ std::string UnknownText(const JobKey& key, const JobOptions& options,
       "job '{}': rank {} died while no broker ran, and nobody kept its page: "
       "how far it was is not known; begin all ranks at a state (systemd and "
       "penstock run keep the pages)",
-      key.name, RankName(key.consumer.value_or(rank), options.replicas));
+      key.name,
+      RankName(key.ProcessOf(rank, options.replicas), options.replicas));
 }
 
 }  // namespace
@@ -134,7 +135,8 @@ Status JobTable::CheckFormer(const Entry& entry,
     if (former.rank == rank) last = &former;
   }
   const std::string name =
-      RankName(entry.key.consumer.value_or(rank), entry.options.replicas);
+      RankName(entry.key.ProcessOf(rank, entry.options.replicas),
+               entry.options.replicas);
   const auto left = std::chrono::ceil<std::chrono::seconds>(
       started_ + kReconnectTime - std::chrono::steady_clock::now());
   if (last != nullptr && last->pidfd == nullptr && !last->left &&
@@ -451,7 +453,7 @@ std::map<uint32_t, const RecordedRank*> JobTable::Away(const Entry& entry) {
         (job != nullptr && job->Locked(&Delivery::Knows, rank))) {
       continue;
     }
-    away[entry.key.consumer.value_or(rank)] = &former;
+    away[entry.key.ProcessOf(rank, entry.options.replicas)] = &former;
   }
   return away;
 }
@@ -488,7 +490,7 @@ Status JobTable::EvictAway(const JobQuery& query, uint32_t rank,
     if (!is_awaited(entry)) continue;
     const uint32_t number = number_in(entry);
     for (auto& [attach, former] : entry.former->ranks) {
-      if (entry.key.consumer.value_or(former.rank) != number ||
+      if (entry.key.ProcessOf(former.rank, entry.options.replicas) != number ||
           !former.MayLive()) {
         continue;
       }

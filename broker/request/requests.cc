@@ -101,6 +101,8 @@ constexpr AnswerField kParseAnswer[] = {
 constexpr RequestField kIndex[] = {
     {"world_size", Number(1, kLocalRanksMax),
      "ranks, all of this host, for which memory is counted; else 1"},
+    {"replicas", Number(1, kLocalRanksMax),
+     "processes of this host that are one rank; else 1"},
     {"row", Number(0, Plan::kTotalRowsMax),
      "of an epoch, in its order over all ranks: asks where it is"},
     {"epoch", Number(0, Plan::kTotalRowsMax), "which one", "row"},
@@ -170,8 +172,8 @@ constexpr RequestField kAttach[] = {
     {"replica", Number(0, kWorldSizeMax - 1),
      "its number among the processes that are this rank; absent: 0"},
     {"replicas", Number(1, kWorldSizeMax),
-     "split: processes of all hosts that are one rank, each of which gets its "
-     "batches; absent: 1"},
+     "split and independent: processes of all hosts that are one rank, each of "
+     "which gets its batches; absent: 1"},
     {"local_replicas", Number(1, kLocalRanksMax),
      "those of each of these ranks on this host; absent: all"},
     {"delivery", OneOf(kDeliveryModeNames), "absent: split"},

@@ -148,6 +148,25 @@ Status CheckNumbers(const AttachOptions& options) {
   return OkStatus();
 }
 
+// How many of the n replicas of a rank run on this host, if it is one of
+// several; 0: not equally many of each rank, or not known.
+int64_t LocalReplicas(const LaunchInfo& launch, int64_t n) {
+  const int64_t local = launch.local_world_size;
+  if (launch.world_size == n) return local;
+  if (launch.stride == 0) return 0;
+  if (launch.stride > 1) {
+    if (launch.stride >= n) return 1;
+    return n % launch.stride == 0 ? n / launch.stride : 0;
+  }
+  if (local % n != 0 && n % local != 0) return 0;
+  const int64_t most = std::min(local, n);
+  // Where ranks are dealt out to hosts in turn, and nothing says so, one of
+  // them begins its host in the middle of others.
+  const bool dealt =
+      launch.local_rank >= 0 && (launch.rank - launch.local_rank) % most != 0;
+  return dealt ? 0 : most;
+}
+
 // Replicas follow one another in the launcher's numbers, as those of
 // the innermost dimensions of a mesh do.
 StatusOr<RankNumbers> FindReplicaNumbers(const AttachOptions& options,
@@ -193,22 +212,20 @@ StatusOr<RankNumbers> FindReplicaNumbers(const AttachOptions& options,
     return numbers;
   }
   const int64_t local = launch.local_world_size;
-  // Where processes are dealt out to hosts in turn, one of them begins its host
-  // in the middle of a rank.
-  if (numbers.rank * n + numbers.replica != launch.rank ||
-      (local % n != 0 && n % local != 0) ||
-      (launch.local_rank >= 0 &&
-       (launch.rank - launch.local_rank) % std::min(local, n) != 0)) {
+  numbers.local_replicas = numbers.rank * n + numbers.replica == launch.rank
+                               ? LocalReplicas(launch, n)
+                               : 0;
+  if (numbers.local_replicas == 0) {
     return InvalidArgumentError(
         "replicas: {}: {} of {} processes are on this host{}: give "
         "`local_world_size`, the ranks that have replicas here, and "
-        "`local_replicas`, how many of each",
+        "`local_replicas`, how many of each, or start equally many on each "
+        "host that follow one another (mpirun --map-by slot)",
         n, local, launch.world_size,
         launch.local_rank < 0 ? ""
                               : Format(", and process {} is number {} of these",
                                        launch.rank, launch.local_rank));
   }
-  numbers.local_replicas = std::min(local, n);
   numbers.local_world_size = local / numbers.local_replicas;
   return numbers;
 }

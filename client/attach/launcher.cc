@@ -58,6 +58,35 @@ int64_t LocalRank(const Environment& environment, const char* name,
   return info.local_world_size == info.world_size ? info.rank : -1;
 }
 
+// How a launcher places ranks: "node:PE=2" is "node".
+std::string PolicyIn(const Environment& environment, const char* name) {
+  const std::string text = environment(name).value_or("");
+  return text.substr(0, text.find_first_of(":,="));
+}
+
+// Ranks that are dealt out to hosts in turn, each of which has equally many.
+void DealInTurn(LaunchInfo* info) {
+  if (info->local_world_size == info->world_size) return;
+  info->stride = 0;
+  const int64_t local = info->local_world_size;
+  if (local < 1 || info->world_size % local != 0) return;
+  const int64_t hosts = info->world_size / local;
+  const int64_t number = info->rank / hosts;
+  if (info->local_rank >= 0 && info->local_rank != number) return;
+  info->local_rank = number;
+  info->stride = hosts;
+}
+
+// mpirun --map-by node, --rank-by node, --bynode: version 4 tells its ranks.
+bool OpenMpiDealsInTurn(const Environment& environment) {
+  const std::string ranking =
+      PolicyIn(environment, "OMPI_MCA_rmaps_base_ranking_policy");
+  if (!ranking.empty()) return ranking == "node";
+  return PolicyIn(environment, "OMPI_MCA_rmaps_base_mapping_policy") ==
+             "node" ||
+         environment("OMPI_MCA_rmaps_base_bynode").value_or("0") == "1";
+}
+
 // Parses "4" or "2(x3),1", the tasks on each node of the step; returns those of
 // `node`.
 StatusOr<int64_t> SlurmTasksOfNode(const std::string& text, int64_t node) {
@@ -98,6 +127,11 @@ StatusOr<LaunchInfo> FromSlurm(const Environment& environment) {
                               SlurmTasksOfNode(*tasks, node));
   }
   info.local_rank = LocalRank(environment, "SLURM_LOCALID", info);
+  const std::string distribution = PolicyIn(environment, "SLURM_DISTRIBUTION");
+  if (distribution == "cyclic") DealInTurn(&info);
+  if (distribution == "plane" || distribution == "arbitrary") {
+    info.stride = info.local_world_size == info.world_size ? 1 : 0;
+  }
   info.job = environment("SLURM_JOB_ID").value_or("");
   if (!info.job.empty()) {
     info.job =
@@ -194,6 +228,9 @@ StatusOr<LaunchInfo> DetectLaunch(const Environment& environment) {
           NumberOf(environment, launcher.local_world_size));
     }
     info.local_rank = LocalRank(environment, launcher.local_rank, info);
+    if (info.launcher == "OpenMPI" && OpenMpiDealsInTurn(environment)) {
+      DealInTurn(&info);
+    }
     for (const char* name : {launcher.job, launcher.other_job}) {
       if (name == nullptr || !info.job.empty()) continue;
       info.job = environment(name).value_or("");

@@ -18,7 +18,11 @@ struct LaunchInfo {
   int64_t world_size = 1;
   int64_t local_world_size = 1;  // ranks on this host
   int64_t local_rank = 0;        // among these; -1: unknown
-  std::string job;               // the launcher's id of this run, or ""
+  // From one rank of this host to its next: 1, they follow one another as far
+  // as is known; more, ranks are dealt out to hosts in turn; 0, in an order
+  // that is not known.
+  int64_t stride = 1;
+  std::string job;  // the launcher's id of this run, or ""
 };
 
 // Returns the value of a variable, nullopt when it is not set.

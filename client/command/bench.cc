@@ -25,7 +25,8 @@ namespace {
 
 struct BenchOptions {
   std::string dataset;
-  int ranks = 1;
+  int ranks = 1;        // processes
+  int replicas = 1;     // of them that are one rank
   uint64_t epochs = 0;  // 0: the spec's
   uint64_t steps = 0;   // 0: all
   bool touch = true;
@@ -78,12 +79,16 @@ StatusOr<nlohmann::json> BrokerState(const BrokerCall& call) {
   return FieldOf(answer, "broker");
 }
 
-void SumRanks(BenchResult* result) {
+// Rows and batches of a rank count once, also where it is several processes.
+void SumRanks(uint32_t replicas, BenchResult* result) {
   RankTotals& sum = result->sum;
   sum.epochs = UINT64_MAX;
-  for (const RankTotals& rank : result->drain.ranks) {
-    sum.steps += rank.steps;
-    sum.samples += rank.samples;
+  for (size_t i = 0; i < result->drain.ranks.size(); ++i) {
+    const RankTotals& rank = result->drain.ranks[i];
+    if (i % replicas == 0) {
+      sum.steps += rank.steps;
+      sum.samples += rank.samples;
+    }
     sum.epochs = std::min(sum.epochs, rank.epochs);
     sum.redelivered += rank.redelivered;
     sum.wait_s += rank.wait_s;
@@ -91,13 +96,15 @@ void SumRanks(BenchResult* result) {
   }
 }
 
-void PrintJson(const DatasetIndex& index, const BenchResult& result) {
+void PrintJson(const BenchOptions& options, const DatasetIndex& index,
+               const BenchResult& result) {
   nlohmann::ordered_json json;
   json["dataset"] = index.dataset;
   json["records"] = index.records;
   json["global_batch"] = index.global_batch;
   json["steps_per_epoch"] = index.steps_per_epoch;
   json["ranks"] = result.drain.ranks.size();
+  json["replicas"] = options.replicas;
   json["workers"] = nullptr;
   if (result.workers) json["workers"] = *result.workers;
   json["epochs"] = result.sum.epochs;
@@ -150,7 +157,8 @@ std::string VerifiedText(const RowCheck& check) {
       samples, FormatCount(check.repeated));
 }
 
-void PrintTable(const DatasetIndex& index, const BenchResult& result) {
+void PrintTable(const BenchOptions& options, const DatasetIndex& index,
+                const BenchResult& result) {
   const auto line = [](const char* what, const std::string& value) {
     Print(stdout, "{:<21} {}\n", what, value);
   };
@@ -183,9 +191,9 @@ void PrintTable(const DatasetIndex& index, const BenchResult& result) {
   Table table({">rank", ">steps", ">samples", ">waited", ">CPU"});
   for (size_t i = 0; i < result.drain.ranks.size(); ++i) {
     const RankTotals& rank = result.drain.ranks[i];
-    table.AddRow({std::to_string(i), FormatCount(rank.steps),
-                  FormatCount(rank.samples), FormatSeconds(rank.wait_s),
-                  FormatSeconds(rank.cpu_s)});
+    table.AddRow({RankName(static_cast<uint32_t>(i), options.replicas),
+                  FormatCount(rank.steps), FormatCount(rank.samples),
+                  FormatSeconds(rank.wait_s), FormatSeconds(rank.cpu_s)});
   }
   Print(stdout, "\n{}", table.ToString());
 }
@@ -194,19 +202,22 @@ void PrintTable(const DatasetIndex& index, const BenchResult& result) {
 // serially, on one thread, with plain reads, without rings, slots or workers.
 StatusOr<std::vector<RowRecord>> ReplayRows(const DrainTask& task,
                                             const DrainResult& drained) {
+  uint64_t rows = 0;
+  for (const auto& of_replicas : drained.rows) rows += of_replicas.size();
+  rows /= task.replicas;
   ProgressBar bar("verifying", "samples");
   std::vector<std::string> arguments = {
       "--replay",
       task.dataset,
       "--world-size",
-      std::to_string(task.ranks),
+      std::to_string(task.ranks / task.replicas),
       task.epochs > 0 ? "--epochs" : "--steps",
       std::to_string(task.epochs > 0 ? task.epochs : task.steps)};
   if (!drained.weights.empty()) {
     arguments.insert(arguments.end(), {"--weights", drained.weights});
   }
   auto output = PenstockdOutput(arguments, [&](size_t bytes) {
-    bar.Update(bytes / sizeof(RowRecord), drained.rows.size());
+    bar.Update(bytes / sizeof(RowRecord), rows);
   });
   bar.Clear();
   if (output.status().code() == StatusCode::kInternal) {
@@ -219,9 +230,9 @@ StatusOr<std::vector<RowRecord>> ReplayRows(const DrainTask& task,
         "`penstockd --replay {}` wrote {} bytes, not whole records of {}",
         task.dataset, bytes.size(), sizeof(RowRecord));
   }
-  std::vector<RowRecord> rows(bytes.size() / sizeof(RowRecord));
-  std::memcpy(rows.data(), bytes.data(), bytes.size());
-  return rows;
+  std::vector<RowRecord> made(bytes.size() / sizeof(RowRecord));
+  std::memcpy(made.data(), bytes.data(), bytes.size());
+  return made;
 }
 
 Status Verify(const BenchOptions& options, const DrainTask& drain,
@@ -229,15 +240,25 @@ Status Verify(const BenchOptions& options, const DrainTask& drain,
   if (options.verify) {
     PENSTOCK_ASSIGN_OR_RETURN(std::vector<RowRecord> expected,
                               ReplayRows(drain, result->drain));
-    result->check = CheckRows(expected, result->drain.rows);
+    // The first replicas, or the first of the others that had other rows.
+    for (std::vector<RowRecord>& rows : result->drain.rows) {
+      if (result->check && !result->check->ok()) break;
+      const RowCheck check = CheckRows(expected, rows);
+      if (!result->check || !check.ok()) result->check = check;
+    }
   }
   if (options.verify || options.order_digest) {
-    result->digests = OrderDigests(result->drain.rows);
+    result->digests = OrderDigests(result->drain.rows[0]);
   }
   return OkStatus();
 }
 
 StatusOr<int> Bench(const BenchOptions& options) {
+  if (options.ranks % options.replicas != 0) {
+    PrintError(Format("--ranks {} is no multiple of --replicas {}",
+                      options.ranks, options.replicas));
+    return kExitUsage;
+  }
   PENSTOCK_ASSIGN_OR_RETURN(const SpecFile file, ReadSpecFile(options.dataset));
   std::unique_ptr<PrivateBroker> broker;
   DrainTask drain;
@@ -252,8 +273,9 @@ StatusOr<int> Bench(const BenchOptions& options) {
       return CallBroker(options.socket, request);
     };
   }
-  PENSTOCK_ASSIGN_OR_RETURN(const DatasetIndex index,
-                            IndexDataset(call, file, options.ranks));
+  PENSTOCK_ASSIGN_OR_RETURN(
+      const DatasetIndex index,
+      IndexDataset(call, file, options.ranks / options.replicas));
   if (broker != nullptr) PENSTOCK_RETURN_IF_ERROR(index.CheckHasRows(file));
   const StatusOr<uint64_t> epochs = EpochsToDrain(options, file, index.epochs);
   if (!epochs.ok()) {
@@ -263,6 +285,7 @@ StatusOr<int> Bench(const BenchOptions& options) {
   PENSTOCK_ASSIGN_OR_RETURN(const nlohmann::json before, BrokerState(call));
 
   drain.ranks = static_cast<uint32_t>(options.ranks);
+  drain.replicas = static_cast<uint32_t>(options.replicas);
   drain.dataset = file.path;
   drain.job = UniqueJobName("bench");
   drain.epochs = *epochs;
@@ -280,7 +303,7 @@ StatusOr<int> Bench(const BenchOptions& options) {
   BenchResult result;
   result.workers = CountField(before, "workers");
   PENSTOCK_ASSIGN_OR_RETURN(result.drain, DrainWithRanks(drain));
-  SumRanks(&result);
+  SumRanks(drain.replicas, &result);
   if (broker != nullptr) {
     broker->Stop();
     result.broker_cpu_s = broker->cpu_s();
@@ -290,7 +313,8 @@ StatusOr<int> Bench(const BenchOptions& options) {
                           NumberField(before, "cpu_s").value_or(0);
   }
   PENSTOCK_RETURN_IF_ERROR(Verify(options, drain, &result));
-  options.json ? PrintJson(index, result) : PrintTable(index, result);
+  options.json ? PrintJson(options, index, result)
+               : PrintTable(options, index, result);
   if (result.check && !result.check->ok()) {
     PrintError(Format(
         "verification failed: {} missing, {} duplicated, {} misplaced, {} "
@@ -314,6 +338,12 @@ Subcommand AddBench(Command parent) {
   bench.AddOption("--ranks", &options->ranks, "Consumer processes")
       .Type("N")
       .Required()
+      .InRange(1, kRanksMax);
+  bench
+      .AddOption("--replicas", &options->replicas,
+                 "So many of these in turn are one rank and get the same "
+                 "batches")
+      .Type("N")
       .InRange(1, kRanksMax);
   const CommandOption epochs =
       bench

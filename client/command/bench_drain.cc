@@ -37,7 +37,9 @@ class RankWatch {
     while (done_ < task_.ranks) {
       PENSTOCK_RETURN_IF_ERROR(WaitAndRead());
       uint64_t samples = 0;
-      for (const RankTotals& rank : result_.ranks) samples += rank.samples;
+      for (size_t i = 0; i < result_.ranks.size(); i += task_.replicas) {
+        samples += result_.ranks[i].samples;
+      }
       bar_.Update(samples, task_.samples_estimate);
       if (attached_ == task_.ranks && Clock::now() >= next_memory_) {
         SampleMemory();
@@ -207,16 +209,16 @@ class RankWatch {
   }
 
   Status CollectRows() {
-    for (const Rank& rank : ranks_) {
+    result_.rows.resize(task_.replicas);
+    for (size_t i = 0; i < ranks_.size(); ++i) {
+      const int records = ranks_[i].records.get();
+      std::vector<RowRecord>& rows = result_.rows[i % task_.replicas];
       struct stat info;
-      if (fstat(rank.records.get(), &info) != 0) {
-        return ErrnoError(errno, "fstat");
-      }
-      const size_t before = result_.rows.size();
+      if (fstat(records, &info) != 0) return ErrnoError(errno, "fstat");
+      const size_t before = rows.size();
       const size_t bytes = static_cast<size_t>(info.st_size);
-      result_.rows.resize(before + bytes / sizeof(RowRecord));
-      if (!ReadWholly(rank.records.get(), result_.rows.data() + before,
-                      bytes)) {
+      rows.resize(before + bytes / sizeof(RowRecord));
+      if (!ReadWholly(records, rows.data() + before, bytes)) {
         return ErrnoError(errno, "read a rank's list of rows");
       }
     }

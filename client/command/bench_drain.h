@@ -15,8 +15,9 @@
 namespace penstock {
 
 struct DrainTask {
-  uint32_t ranks = 1;
-  std::string dataset;  // path of the spec
+  uint32_t ranks = 1;     // processes
+  uint32_t replicas = 1;  // of them that are one rank, in turn
+  std::string dataset;    // path of the spec
   std::string job;
   std::string socket;
   uint64_t epochs = 0;  // 0: to the end of the data
@@ -41,13 +42,15 @@ struct RankTotals {
 };
 
 struct DrainResult {
-  std::vector<RankTotals> ranks;
+  std::vector<RankTotals> ranks;  // each process
   double wall_s = 0;    // from the first attach to the last rank's last batch
   double attach_s = 0;  // part of wall_s: until every rank was attached
   // Peak memory of broker and ranks, each shared page counted once. Absent when
   // the broker is another user's.
   std::optional<uint64_t> pss_bytes;
-  std::vector<RowRecord> rows;  // with record_rows
+  // With record_rows, what the first replicas of all ranks had, what the second
+  // had, and so on.
+  std::vector<std::vector<RowRecord>> rows;
   // How somebody changed the weights of its mix meanwhile, as JSON; likewise.
   std::string weights;
 };

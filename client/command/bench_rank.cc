@@ -36,9 +36,12 @@ class Drain {
 
   bool Run() {
     penstock_options options = PENSTOCK_OPTIONS_INIT;
-    options.rank = static_cast<int32_t>(task_.rank);
-    options.world_size = static_cast<int32_t>(task_.drain.ranks);
-    options.local_world_size = static_cast<int32_t>(task_.drain.ranks);
+    const uint32_t replicas = task_.drain.replicas;
+    options.rank = static_cast<int32_t>(task_.rank / replicas);
+    options.world_size = static_cast<int32_t>(task_.drain.ranks / replicas);
+    options.local_world_size = options.world_size;
+    options.replica = static_cast<int32_t>(task_.rank % replicas);
+    options.replicas = static_cast<int32_t>(replicas);
     options.dataset = task_.drain.dataset.c_str();
     options.job = task_.drain.job.c_str();
     options.socket = task_.drain.socket.c_str();
@@ -98,7 +101,7 @@ class Drain {
       RowRecord record{};
       record.epoch = penstock_batch_epoch(batch);
       record.step = penstock_batch_step(batch);
-      record.rank = task_.rank;
+      record.rank = task_.rank / task_.drain.replicas;
       record.row = static_cast<uint32_t>(row);
       record.sample_id = ids[row];
       if (task_.drain.checksums) record.crc32 = RowChecksum(batch, row);

@@ -33,7 +33,7 @@ static_assert(sizeof(RankReport) <= PIPE_BUF);
 
 struct RankTask {
   const DrainTask& drain;
-  uint32_t rank;
+  uint32_t rank;   // among all processes
   int records_fd;  // gets a RowRecord per row; -1: none
   int report_fd;   // a pipe's writing end
   int release_fd;  // done ranks stay attached until it is readable

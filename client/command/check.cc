@@ -23,7 +23,9 @@ namespace {
 
 struct CheckOptions {
   std::vector<std::string> specs;
-  int world_size = 1;
+  int ranks = 1;     // processes
+  int replicas = 1;  // of them that are one rank
+  bool layouts = false;
   bool json = false;
   bool syntax = false;
   bool row = true;
@@ -147,7 +149,67 @@ std::string BucketsText(std::span<const ElementSpec> buckets) {
                 text.empty() ? "" : " of rows up to " + text.substr(2));
 }
 
-void PrintIndex(const DatasetIndex& index, int world_size,
+StatusOr<DatasetIndex> IndexFor(PrivateBroker* broker, const SpecFile& file,
+                                int ranks, int replicas) {
+  nlohmann::json more = nlohmann::json::object();
+  if (replicas > 1) more["replicas"] = replicas;
+  return IndexDataset(broker->AsCall(), file, ranks / replicas, more);
+}
+
+std::string ProcessesText(int ranks, int replicas) {
+  return Counted(ranks / replicas, "rank") +
+         (replicas > 1 ? Format(" of {} replicas", replicas) : "");
+}
+
+// What the memory of a job is, when its processes are so many groups.
+struct GroupLayout {
+  int ranks = 1;
+  int replicas = 1;
+  nlohmann::json answer;
+};
+
+// One for each division of the processes into groups of equally many.
+StatusOr<std::vector<GroupLayout>> LayoutsOf(PrivateBroker* broker,
+                                             const SpecFile& file,
+                                             int processes) {
+  std::vector<GroupLayout> layouts;
+  for (int replicas = processes; replicas >= 1; --replicas) {
+    if (processes % replicas != 0) continue;
+    PENSTOCK_ASSIGN_OR_RETURN(DatasetIndex index,
+                              IndexFor(broker, file, processes, replicas));
+    layouts.push_back(
+        {processes / replicas, replicas, std::move(index.answer)});
+  }
+  return layouts;
+}
+
+nlohmann::json LayoutsToJson(const std::vector<GroupLayout>& layouts) {
+  nlohmann::json json = nlohmann::json::array();
+  for (const GroupLayout& layout : layouts) {
+    json.push_back({{"ranks", layout.ranks}, {"replicas", layout.replicas}});
+    for (const char* key :
+         {"global_batch", "slot_rows", "slots", "memory_bytes"}) {
+      json.back()[key] = layout.answer.value(key, uint64_t{0});
+    }
+  }
+  return json;
+}
+
+void PrintLayouts(const std::vector<GroupLayout>& layouts) {
+  Table table({">ranks", ">replicas", ">global batch", ">rows of a rank",
+               ">batches", ">memory"});
+  for (const GroupLayout& layout : layouts) {
+    const auto of = [&layout](const char* key) {
+      return CountField(layout.answer, key).value_or(0);
+    };
+    table.AddRow({FormatCount(layout.ranks), FormatCount(layout.replicas),
+                  FormatCount(of("global_batch")), FormatCount(of("slot_rows")),
+                  FormatCount(of("slots")), FormatBytes(of("memory_bytes"))});
+  }
+  Print(stdout, "\n{}", table.ToString());
+}
+
+void PrintIndex(const DatasetIndex& index, const CheckOptions& options,
                 const std::optional<TriedRow>& row) {
   const auto line = [](const char* what, const std::string& value) {
     Print(stdout, "{:<16} {}\n", what, Printable(value));
@@ -201,23 +263,28 @@ void PrintIndex(const DatasetIndex& index, int world_size,
     line("steps per epoch", FormatCount(index.steps_per_epoch));
   }
   line("epochs", index.epochs ? FormatCount(*index.epochs) : "forever");
+  const uint64_t hold = CountField(index.answer, "hold").value_or(1);
   if (index.memory_bytes > 0) {
-    line(
-        "memory",
-        Format("{} for {}: {} (prefetch {}{} and hold {} of each rank) of {}{} "
-               "of {}{}; index {}{}",
-               FormatBytes(index.memory_bytes), Counted(world_size, "rank"),
-               Counted(count("slots"), "batch", "batches"), count("prefetch"),
-               count("prefetch_most") == count("prefetch")
-                   ? ""
-                   : Format(" to {}", count("prefetch_most")),
-               count("hold"), up_to, Counted(count("slot_rows"), "row"), up_to,
-               bytes("row_bytes"), bytes("index_bytes"),
-               index.retained_bytes == 0
-                   ? ""
-                   : Format("; rows whose batches are held for "
-                            "long {}",
-                            FormatBytes(index.retained_bytes))));
+    line("memory",
+         Format("{} for {}: {} (prefetch {}{} and hold {} of each rank{}) of "
+                "{}{} of {}{}; index {}{}",
+                FormatBytes(index.memory_bytes),
+                ProcessesText(options.ranks, options.replicas),
+                Counted(count("slots"), "batch", "batches"), count("prefetch"),
+                count("prefetch_most") == count("prefetch")
+                    ? ""
+                    : Format(" to {}", count("prefetch_most")),
+                count("hold"),
+                hold > 1 && options.replicas > 1
+                    ? Format(", {} of each further replica", hold - 1)
+                    : "",
+                up_to, Counted(count("slot_rows"), "row"), up_to,
+                bytes("row_bytes"), bytes("index_bytes"),
+                index.retained_bytes == 0
+                    ? ""
+                    : Format("; rows whose batches are held for "
+                             "long {}",
+                             FormatBytes(index.retained_bytes))));
     if (const std::string by = TextField(index.answer, "memory_left_by");
         !by.empty()) {
       line("memory left", Format("{} by {}", bytes("memory_left_bytes"), by));
@@ -293,7 +360,7 @@ Status PrintSyntax(const BrokerCall& call, const SpecFile& file, bool json) {
 
 // Warnings about running jobs of all of them at once.
 std::vector<std::string> WarningsOf(const std::vector<DatasetIndex>& indexes,
-                                    int world_size) {
+                                    const CheckOptions& options) {
   std::vector<std::string> warnings;
   for (const DatasetIndex& index : indexes) {
     if (const std::string text = TextField(index.answer, "source_warning");
@@ -316,8 +383,8 @@ std::vector<std::string> WarningsOf(const std::vector<DatasetIndex>& indexes,
         indexes.size() == 1
             ? "dataset '" + indexes[0].dataset + "'"
             : Format("a job of each of the {} datasets", indexes.size()),
-        FormatBytes(needed), Counted(world_size, "rank"), FormatBytes(*left),
-        TextField(last, "memory_left_by")));
+        FormatBytes(needed), ProcessesText(options.ranks, options.replicas),
+        FormatBytes(*left), TextField(last, "memory_left_by")));
   }
   const auto classes_of = [&](size_t i) {
     const std::string folder =
@@ -343,6 +410,11 @@ std::vector<std::string> WarningsOf(const std::vector<DatasetIndex>& indexes,
 }
 
 StatusOr<int> Check(const CheckOptions& options) {
+  if (options.ranks % options.replicas != 0) {
+    PrintError(Format("--ranks {} is no multiple of --replicas {}",
+                      options.ranks, options.replicas));
+    return kExitUsage;
+  }
   std::vector<SpecFile> files;
   for (const std::string& spec : options.specs) {
     PENSTOCK_ASSIGN_OR_RETURN(SpecFile file, ReadSpecFile(spec));
@@ -377,11 +449,11 @@ StatusOr<int> Check(const CheckOptions& options) {
   std::vector<std::optional<TriedRow>> rows;
   for (SpecFile& file : files) {
     StatusOr<DatasetIndex> found =
-        IndexDataset(broker->AsCall(), file, options.world_size);
+        IndexFor(broker.get(), file, options.ranks, options.replicas);
     if (options.all && found.status().code() == StatusCode::kDataLoss) {
       // A record that a column is read of is broken.
       PENSTOCK_ASSIGN_OR_RETURN(file, OfAllRecords(broker.get(), file));
-      found = IndexDataset(broker->AsCall(), file, options.world_size);
+      found = IndexFor(broker.get(), file, options.ranks, options.replicas);
     }
     PENSTOCK_ASSIGN_OR_RETURN(DatasetIndex index, std::move(found));
     rows.emplace_back();
@@ -391,7 +463,12 @@ StatusOr<int> Check(const CheckOptions& options) {
     }
     indexes.push_back(std::move(index));
   }
-  std::vector<std::string> warnings = WarningsOf(indexes, options.world_size);
+  std::vector<std::vector<GroupLayout>> layouts(files.size());
+  for (size_t i = 0; options.layouts && i < files.size(); ++i) {
+    PENSTOCK_ASSIGN_OR_RETURN(layouts[i],
+                              LayoutsOf(broker.get(), files[i], options.ranks));
+  }
+  std::vector<std::string> warnings = WarningsOf(indexes, options);
   Status error;
   for (size_t i = 0; i < rows.size(); ++i) {
     if (!rows[i]) continue;
@@ -417,10 +494,14 @@ StatusOr<int> Check(const CheckOptions& options) {
       indexes[i].answer["warnings"] =
           i + 1 < files.size() ? std::vector<std::string>() : warnings;
       if (rows[i]) indexes[i].answer["row"] = rows[i]->ToJson();
+      if (options.layouts) {
+        indexes[i].answer["layouts"] = LayoutsToJson(layouts[i]);
+      }
       PrintJson(indexes[i].answer);
     } else {
       Print(stdout, "{}", i == 0 ? "" : "\n");
-      PrintIndex(indexes[i], options.world_size, rows[i]);
+      PrintIndex(indexes[i], options, rows[i]);
+      if (options.layouts) PrintLayouts(layouts[i]);
     }
   }
   if (!options.json) {
@@ -465,10 +546,16 @@ std::shared_ptr<CheckOptions> AddCheckOptions(Command command) {
                  "Spec of the dataset; several: of those used together")
       .Required();
   command
-      .AddOption("--ranks,--world-size", &options->world_size,
+      .AddOption("--ranks,--world-size", &options->ranks,
                  "Ranks the job would have: sets batch and memory")
       .Type("N")
       .ShowDefault()
+      .InRange(1, kRanksMax);
+  command
+      .AddOption("--replicas", &options->replicas,
+                 "So many of these processes are one rank and get the same "
+                 "batches")
+      .Type("N")
       .InRange(1, kRanksMax);
   command.AddFlag("--json", &options->json,
                   "Print one JSON object for each spec");
@@ -486,6 +573,11 @@ Subcommand AddCheck(Command parent) {
       "--syntax", &options->syntax, "Only parse the spec; open no data");
   check.AddFlag("!--no-row", &options->row,
                 "Do not try the first row of each dataset");
+  check
+      .AddFlag("--layouts", &options->layouts,
+               "Also show the memory of each division of --ranks into ranks "
+               "of several replicas")
+      .Excludes(syntax);
   const CommandOption all =
       check
           .AddFlag("--all", &options->all,
@@ -511,6 +603,7 @@ Examples:
   penstock check train.yaml
   penstock check --syntax train.yaml
   penstock check --ranks 8 train.yaml val.yaml
+  penstock check --ranks 8 --layouts train.yaml
   penstock check --ranks 8 --json train.yaml
   penstock check --all train.yaml)");
   return {check, [options] { return Check(*options); }};

@@ -544,18 +544,20 @@ PyObject* OwnBroker(PyObject*, PyObject*) {
 }
 
 // The launcher that started this process ("none": no launcher), its number of
-// ranks, this one's rank, the number of ranks on this host, and its number
-// among these (-1: unknown). A variable that is wrong is an error of attach.
+// ranks, this one's rank, the number of ranks on this host, its number among
+// these (-1: unknown), and from one of these to the next (0: unknown). A
+// variable that is wrong is an error of attach.
 PyObject* Launch(PyObject*, PyObject*) {
   return Entry([] {
     const auto found = penstock::DetectLaunch(penstock::ProcessEnvironment());
     const penstock::LaunchInfo info =
         found.ok() ? *found : penstock::LaunchInfo{};
-    return Py_BuildValue("(NLLLL)", ToPython(info.launcher),
+    return Py_BuildValue("(NLLLLL)", ToPython(info.launcher),
                          static_cast<long long>(info.world_size),
                          static_cast<long long>(info.rank),
                          static_cast<long long>(info.local_world_size),
-                         static_cast<long long>(info.local_rank));
+                         static_cast<long long>(info.local_rank),
+                         static_cast<long long>(info.stride));
   });
 }
 
@@ -651,6 +653,7 @@ class Reader {
       CheckCall(code);
       if (code == PENSTOCK_END_OF_EPOCH) return None();
       if (code == PENSTOCK_END_OF_DATA) return ToPython(false);
+      r.left_out_ += penstock_batch_left_out(batch);
       return New(g_batch_type, std::make_unique<Batch>(batch, r.SpecOf(batch)));
     });
   }
@@ -733,11 +736,12 @@ class Reader {
         return static_cast<unsigned long long>(value);
       };
       return Py_BuildValue(
-          "{sKsKsdsKsIsIsKsKsK}", "batches", count(stats.batches), "rows",
-          count(stats.rows), "wait_s", stats.wait_s, "waits",
-          count(stats.waits), "held", stats.held, "hold_max", stats.hold_max,
-          "skipped", count(stats.skipped), "redelivered",
-          count(stats.redelivered), "reconnects", count(stats.reconnects));
+          "{sKsKsKsdsKsIsIsKsKsK}", "batches", count(stats.batches), "rows",
+          count(stats.rows), "left_out", count(Of<Reader>(self).left_out_),
+          "wait_s", stats.wait_s, "waits", count(stats.waits), "held",
+          stats.held, "hold_max", stats.hold_max, "skipped",
+          count(stats.skipped), "redelivered", count(stats.redelivered),
+          "reconnects", count(stats.reconnects));
     });
   }
 
@@ -796,6 +800,7 @@ class Reader {
   Spec spec_;
   bool differs_ = false;  // the shapes of parts
   std::map<int32_t, Spec> spec_by_part_;
+  uint64_t left_out_ = 0;  // rows, of all batches taken
   std::atomic<bool> in_use_{false};
 };
 
@@ -969,6 +974,7 @@ PyGetSetDef kBatchMembers[] = {
     Member("step", &Batch::Get<penstock_batch_step>),
     Member("redelivered", &Batch::Get<Redelivered>),
     Member("skipped", &Batch::Get<penstock_batch_skipped>),
+    Member("left_out", &Batch::Get<penstock_batch_left_out>),
     Member("part", &Batch::Get<penstock_batch_part>),
     {}};
 

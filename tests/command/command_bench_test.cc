@@ -3,7 +3,9 @@
 // the commands against the penstockd of this build.
 #include <gmock/gmock.h>
 
+#include <chrono>
 #include <nlohmann/json.hpp>
+#include <thread>
 
 #include "tests/command/command_fixture.h"
 
@@ -89,6 +91,30 @@ TEST_F(CommandBenchTest, SamplesThatTheSpecRepeatsAreNotSaidToComeOnce) {
   EXPECT_EQ(Bench({"--ranks", "2", "--verify"})["repeated"], 100);
 }
 
+TEST_F(CommandBenchTest, EachReplicaOfARankHasItsSamples) {
+  Spec(kShuffled);
+  for (const char* replicas : {"1", "2", "4"}) {
+    const json result =
+        Bench({"--ranks", "4", "--replicas", replicas, "--verify"});
+    EXPECT_EQ(result["samples"], 2006) << replicas;
+    EXPECT_EQ(result["verified"], 2006) << replicas;
+    for (const char* key : {"missing", "duplicated", "misplaced", "corrupt"}) {
+      EXPECT_EQ(result[key], 0) << key;
+    }
+    EXPECT_EQ(result["batches"], 32 * 4 / std::stoi(replicas));
+    EXPECT_EQ(result["steps_per_rank"], json::array({32, 32, 32, 32}));
+  }
+  const Result table = Run(
+      {"bench", "--dataset", "train.yaml", "--ranks", "2", "--replicas", "2"});
+  EXPECT_EQ(table.status, 0) << table.err;
+  EXPECT_THAT(table.out, HasSubstr("0 (replica 1) "));
+  const Result uneven = Run(
+      {"bench", "--dataset", "train.yaml", "--ranks", "3", "--replicas", "2"});
+  EXPECT_EQ(uneven.status, 2);
+  EXPECT_THAT(uneven.err,
+              HasSubstr("--ranks 3 is no multiple of --replicas 2"));
+}
+
 TEST_F(CommandBenchTest, PaddingAndDroppedRowsAreVerifiedToo) {
   for (const auto& [last, samples] :
        {std::pair("pad", 1003), std::pair("drop", 960)}) {
@@ -156,7 +182,8 @@ TEST_F(CommandBenchTest, ASignalAtAnyMomentLeavesNothing) {
   for (const int delay_ms : {0, 2, 5, 10, 20, 40, 80, 160, 320}) {
     const pid_t pid =
         Start({"bench", "--dataset", "train.yaml", "--ranks", "3"});
-    // A signal before main catches signals also ends it.
+    // The moment is what is tested. A signal before main catches signals also
+    // ends it.
     std::this_thread::sleep_for(std::chrono::milliseconds(delay_ms));
     kill(pid, SIGINT);
     EXPECT_EQ(Wait(pid).status, 130) << delay_ms << " ms";
@@ -313,6 +340,51 @@ TEST_F(CommandBenchTest, CheckWarnsOfMemoryThatIsNotThere) {
                            "train.yaml", "val.yaml"});
   EXPECT_EQ(both.status, 0);
   EXPECT_THAT(both.err, HasSubstr("a job of each of the 2 datasets needs"));
+  ExpectNothingLeft();
+}
+
+TEST_F(CommandBenchTest, CheckShowsTheMemoryOfGroups) {
+  const std::string spec =
+      "dataset: wide\n"
+      "source: {synthetic: {records: 64, features: {x: {dtype: uint8, shape: "
+      "[100000]}}}}\n"
+      "batch: {size: 8}\nprefetch: 3\nhold: 2\n";
+  Spec(spec);
+  const Result group =
+      Run({"check", "--ranks", "4", "--replicas", "2", "train.yaml"});
+  EXPECT_EQ(group.status, 0) << group.err;
+  EXPECT_THAT(group.out,
+              HasSubstr("for 2 ranks of 2 replicas: 12 batches (prefetch 3 and "
+                        "hold 2 of each rank, 1 of each further replica) of 4 "
+                        "rows of 97.7 KiB; index 0 B"));
+  const Result table =
+      Run({"check", "--ranks", "4", "--layouts", "train.yaml"});
+  EXPECT_EQ(table.status, 0) << table.err;
+  EXPECT_THAT(table.out, HasSubstr("\nranks  replicas  global batch  rows of a "
+                                   "rank  batches "));
+  const Result machine =
+      Run({"check", "--ranks", "4", "--layouts", "--json", "train.yaml"});
+  json layouts = json::parse(machine.out)["layouts"];
+  const json whole = json::parse(machine.out)["memory_bytes"];
+  EXPECT_EQ(layouts[2]["memory_bytes"], whole);
+  for (json& each : layouts) each.erase("memory_bytes");
+  const auto layout = [](int ranks, int rows, int slots) {
+    return json{{"ranks", ranks},
+                {"replicas", 4 / ranks},
+                {"slot_rows", rows},
+                {"global_batch", 8},
+                {"slots", slots}};
+  };
+  EXPECT_EQ(layouts,
+            json::array({layout(1, 8, 8), layout(2, 4, 12), layout(4, 2, 20)}));
+  const Result uneven =
+      Run({"check", "--ranks", "3", "--replicas", "2", "train.yaml"});
+  EXPECT_EQ(uneven.status, 2);
+  Spec(spec + "shard: off\n");
+  const Result off =
+      Run({"check", "--ranks", "4", "--replicas", "2", "train.yaml"});
+  EXPECT_EQ(off.status, 1);
+  EXPECT_THAT(off.err, HasSubstr("with shard: off every process gets all"));
   ExpectNothingLeft();
 }
 

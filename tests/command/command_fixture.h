@@ -5,21 +5,23 @@
 
 #include <fcntl.h>
 #include <gtest/gtest.h>
+#include <poll.h>
 #include <signal.h>
+#include <sys/inotify.h>
 #include <sys/prctl.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include <chrono>
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
 #include <sstream>
 #include <string>
-#include <thread>
 #include <utility>
 #include <vector>
+
+#include "common/fd.h"
 
 namespace penstock {
 
@@ -110,11 +112,17 @@ class CommandTest : public testing::Test {
 
   // Waits until the command's child has created this file.
   void WaitForFile(const std::string& name) {
-    for (int i = 0; i < 3000 && !std::filesystem::exists(folder_ + "/" + name);
-         ++i) {
-      std::this_thread::sleep_for(std::chrono::milliseconds(10));
+    const std::filesystem::path path = folder_ + "/" + name;
+    const Fd news(inotify_init1(IN_CLOEXEC));
+    ASSERT_GE(inotify_add_watch(news.get(), path.parent_path().c_str(),
+                                IN_CREATE | IN_MOVED_TO),
+              0);
+    while (!std::filesystem::exists(path)) {
+      pollfd entry{news.get(), POLLIN, 0};
+      ASSERT_EQ(poll(&entry, 1, 30'000), 1) << name;
+      char events[4096];
+      ASSERT_GT(read(news.get(), events, sizeof(events)), 0);
     }
-    ASSERT_TRUE(std::filesystem::exists(folder_ + "/" + name)) << name;
   }
 
   void ExpectNothingLeft() {

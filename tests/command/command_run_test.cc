@@ -5,6 +5,7 @@
 #include <gmock/gmock.h>
 
 #include <nlohmann/json.hpp>
+#include <thread>
 
 #include "tests/command/command_fixture.h"
 

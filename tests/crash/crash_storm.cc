@@ -79,7 +79,7 @@ void WriteLists(const std::string& folder) {
 }
 
 std::vector<JobKind> Kinds() {
-  std::vector<JobKind> kinds(12);
+  std::vector<JobKind> kinds(14);
   kinds[0].name = "split";
   kinds[0].delivery = "split";
   kinds[0].on_rank_death = "wait";
@@ -128,6 +128,16 @@ std::vector<JobKind> Kinds() {
   kinds[11].name = "replicas";
   kinds[11].ranks = 4;
   kinds[11].replicas = 2;
+  kinds[12] = kinds[5];
+  kinds[12].name = "replicas-shrink";
+  kinds[12].ranks = 6;
+  kinds[12].replicas = 2;
+  kinds[12].records = 1500 - 7;
+  kinds[13] = kinds[9];
+  kinds[13].name = "replicas-independent";
+  kinds[13].ranks = 4;
+  kinds[13].replicas = 2;
+  kinds[13].records = 500;
   return kinds;
 }
 
@@ -156,7 +166,8 @@ struct Rank {
   Victim victim;
   std::optional<Clock::time_point> starts;  // it has not started yet
   // Its job shrinks: its attach is refused while the others continue, and gets
-  // the end of the data when they are done.
+  // the end of the data when they are done. A job that has finished ranks does
+  // not shrink: the other replicas wait for it.
   bool dead = false;
   bool done = false;
 };
@@ -174,6 +185,10 @@ struct Lap {
   uint64_t faults = 0;   // of the storm since then
   bool over() const {
     return std::all_of(ranks.begin(), ranks.end(),
+                       [](const Rank& rank) { return rank.done; });
+  }
+  bool any_is_done() const {
+    return std::any_of(ranks.begin(), ranks.end(),
                        [](const Rank& rank) { return rank.done; });
   }
   bool only_dead_are_left() const {
@@ -380,7 +395,9 @@ class Storm {
       return;
     }
     if (rank.dead) {
-      if (!lap.only_dead_are_left()) return;
+      if (!(lap.kind.evicts() ? lap.any_is_done() : lap.only_dead_are_left())) {
+        return;
+      }
       rank.dead = false;
       Restart(lap, rank);
       return;

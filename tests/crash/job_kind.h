@@ -39,7 +39,11 @@ struct JobKind {
   bool shrinks() const {
     return delivery == "split" && on_rank_death == "shrink";
   }
-  bool mortal(uint32_t rank) const { return !shrinks() || rank < ranks / 2; }
+  bool mortal(uint32_t rank) const {
+    return !shrinks() || rank / replicas < ranks / replicas / 2;
+  }
+  // A rank goes with any of its replicas, and the others of it are evicted.
+  bool evicts() const { return shrinks() && replicas > 1; }
   uint64_t steps_per_epoch() const {
     const uint64_t buckets = lists.empty() ? 1 : kLengths;
     return buckets * ((records / buckets + batch - 1) / batch);

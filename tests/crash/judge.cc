@@ -99,6 +99,55 @@ void JudgeReleases(const std::vector<const RankLog*>& logs, Verdict* verdict) {
   }
 }
 
+// shrink, replicas: a row that all replicas of a rank have released must not
+// come again. What only some of them have goes to the other ranks, marked.
+void JudgeRankReleases(const JobKind& kind,
+                       const std::vector<const RankLog*>& logs,
+                       Verdict* verdict) {
+  using Row = std::pair<uint64_t, int64_t>;
+  // By row, rank and replica: when it was released first.
+  std::map<Row, std::map<uint32_t, std::map<uint32_t, uint64_t>>> released;
+  for (const RankLog* log : logs) {
+    for (const LoggedBatch& batch : log->batches) {
+      // One that is evicted may release later than the broker looked; what it
+      // released before its last take counts.
+      if (!batch.released_ns ||
+          (!log->ended && *batch.released_ns > log->batches.back().taken_ns)) {
+        continue;
+      }
+      for (const int64_t id : batch.ids) {
+        uint64_t& first =
+            released[{batch.epoch, id}][log->rank / kind.replicas]
+                .try_emplace(log->rank % kind.replicas, *batch.released_ns)
+                .first->second;
+        first = std::min(first, *batch.released_ns);
+      }
+    }
+  }
+  std::map<Row, uint64_t> over;
+  for (const auto& [row, ranks] : released) {
+    for (const auto& [rank, replicas] : ranks) {
+      if (replicas.size() < kind.replicas) continue;
+      uint64_t last = 0;
+      for (const auto& [replica, when] : replicas) last = std::max(last, when);
+      const auto [at, added] = over.try_emplace(row, last);
+      if (!added) at->second = std::min(at->second, last);
+    }
+  }
+  for (const RankLog* log : logs) {
+    for (const LoggedBatch& batch : log->batches) {
+      for (const int64_t id : batch.ids) {
+        const auto found = over.find({batch.epoch, id});
+        if (found == over.end() || batch.taken_ns <= found->second) continue;
+        ++verdict->released;
+        Find(verdict, Format("again after all replicas of a rank released "
+                             "sample {}: {}",
+                             id, NameOf({log, &batch})));
+      }
+    }
+  }
+}
+
 void JudgeGaps(const JobKind& kind, const RankLog& log, Verdict* verdict) {
   std::optional<uint64_t> last;
   for (const LoggedBatch& batch : log.batches) {
@@ -187,8 +236,9 @@ Verdict Judge(const JobKind& kind, const std::vector<RankLog>& logs) {
       JudgeRows(kind, some,
                 kind.replicas > 1 ? Format("replica {} ", replica) : "",
                 &verdict);
-      JudgeReleases(some, &verdict);
+      if (!kind.evicts()) JudgeReleases(some, &verdict);
     }
+    if (kind.evicts()) JudgeRankReleases(kind, all, &verdict);
   }
   return verdict;
 }

@@ -3,7 +3,8 @@
 //
 //   split, dynamic    every sample of every epoch was taken; unmarked once at
 //                     most; never again once it was released
-//   split, replicas   the same for the processes of each replica
+//   split, replicas   the same for the processes of each replica; shrink: never
+//                     again once all replicas of a rank released it
 //   broadcast         every process by itself: no gap in what it took but those
 //                     that it was told of (lag: skip)
 //   broadcast, wait   and each rank as split and dynamic, since its place is

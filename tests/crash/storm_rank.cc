@@ -42,6 +42,7 @@ class StormRank {
       if (reader_ == nullptr) return 0;
       log_.Attached();
       const bool ended = TakeAll();
+      if (gone_) return 0;
       ReleaseAll();
       if (ended) log_.Ended(reader_->stats().reconnects);
       return 0;
@@ -105,7 +106,7 @@ class StormRank {
     }
   }
 
-  // False: it leaves early.
+  // False: it leaves early, or its rank is gone with another of its replicas.
   bool TakeAll() {
     for (;;) {
       while (held_.size() >= options_.kind.hold ||
@@ -121,6 +122,10 @@ class StormRank {
           continue;
         }
       } catch (const Error& error) {
+        gone_ = options_.kind.evicts() && options_.kind.mortal(options_.rank) &&
+                (error.code() == PENSTOCK_ABORTED ||
+                 error.code() == PENSTOCK_FAILED_PRECONDITION);
+        if (gone_) return false;
         // The broker died twice while this rank held batches.
         if (error.code() != PENSTOCK_RESOURCE_EXHAUSTED || held_.empty()) throw;
         ReleaseAll();
@@ -201,6 +206,7 @@ class StormRank {
   std::unique_ptr<Reader> reader_;
   std::vector<Held> held_;
   uint64_t taken_ = 0;
+  bool gone_ = false;
   bool in_its_epoch_ = false;  // it got a batch of the epoch that it is in
 };
 

@@ -3,6 +3,7 @@ of them is killed, evicted or late; and where a process is in a mesh."""
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -74,10 +75,14 @@ def test_a_step_is_made_once_for_all_replicas(broker, attach_groups, rows):
     assert job["rows"] <= ROWS + ROWS // STEPS * (2 + 3 + 3 * 2)
 
 
+def status_of(broker):
+    return json.loads(subprocess.run(
+        [command(), "status", "--json", "--socket", broker.socket], check=True,
+        capture_output=True, text=True).stdout)
+
+
 def status(broker, job):
-    text = subprocess.run([command(), "status", "--json", "--socket", broker.socket],
-                          check=True, capture_output=True, text=True).stdout
-    found, = [each for each in json.loads(text)["jobs"] if each["job"] == job]
+    found, = [each for each in status_of(broker)["jobs"] if each["job"] == job]
     return found
 
 
@@ -117,12 +122,51 @@ def test_a_member_that_disagrees_is_refused(attach, rows):
     (dict(rank=0, world_size=1, replica=0, replicas=2, local_replicas=3),
      "local_replicas 3 is more than replicas 2"),
     (dict(rank=0, world_size=1, replica=0, replicas=2, delivery="broadcast"),
-     "'replicas' is an option of split; delivery is broadcast"),
+     "'replicas' is an option of split and independent; delivery is broadcast: leave it out"),
+    (dict(rank=0, world_size=1, replica=0, replicas=2, delivery="dynamic"),
+     "delivery is dynamic: a batch goes to one process"),
+    (dict(rank=2, world_size=2, replica=0, replicas=2, delivery="independent"),
+     "'rank' is 2; wanted a number from 0 to 1"),
     (dict(rank=0, world_size=1024, replica=0, replicas=1024), "1048576"),
 ])
 def test_impossible_numbers_are_refused(attach, rows, options, text):
     with pytest.raises(penstock.InvalidArgument, match=text):
         attach(rows, **options)
+
+
+def test_groups_that_have_an_order_each(broker, attach, attach_groups, rows):
+    alone = [[values(batch) for batch in attach(rows, rank, 2, delivery="independent",
+                                                job="alone")] for rank in range(2)]
+    assert alone[0] != alone[1]
+    groups = attach_groups(rows, 2, 2, delivery="independent", job="models")
+    found = [each for each in status_of(broker)["jobs"] if each["job"] == "models"]
+    assert sorted((each["rank"], each["replica"]) for job in found for each in job["ranks"]) == [
+        (0, 0), (0, 1), (1, 0), (1, 1)]
+    for group, order in zip(groups, alone):
+        steps = [[values(batch) for batch in step] for step in zip(*group)]
+        assert steps == [[rows_of_step] * 2 for rows_of_step in order]
+    # A state is one group's, which may resume with other members.
+    state = attach_groups(rows, 1, 1, delivery="independent", job="some")[0][0]
+    for _ in range(2):
+        state.next().release()
+    (one, other), = attach_groups(rows, 1, 2, delivery="independent", job="more",
+                                  state=state.state_dict())
+    assert values(one.next()) == values(other.next()) == alone[0][2]
+
+
+def test_a_member_of_one_order_is_missed_and_evicted_by_its_number(broker, attach, rows):
+    options = dict(replicas=2, delivery="independent", job="models")
+    first = attach(rows, 1, 2, replica=0, **options)
+    with pytest.raises(penstock.DeadlineExceeded, match=r"rank 1 \(replica 1\)"):
+        first.next(1.5)
+    second = attach(rows, 1, 2, replica=1, **options)
+    assert values(first.next()) == values(second.next())
+    subprocess.run([command(), "evict", "models", "1", "--replica", "1", "--socket",
+                    broker.socket], check=True, capture_output=True)
+    with pytest.raises(penstock.Aborted, match=r"rank 1 \(replica 1\).*evicted by user"):
+        second.next()
+    second = attach(rows, 1, 2, replica=1, **options)
+    assert values(first.next()) == values(second.next())
 
 
 def test_hosts_make_batches_for_their_own_members(attach, rows):
@@ -178,11 +222,11 @@ def test_resume_with_reset(attach_groups, rows):
 PROCESS = """
 import json, sys, time
 import penstock
-rank, ranks, replica, replicas, job, log, death = sys.argv[1:]
+rank, ranks, replica, replicas, job, log, death, delivery = sys.argv[1:]
 dataset = penstock.Dataset.range(240).shuffle(seed=5).batch(8)
 with open(log, "a") as out, penstock.attach(
         dataset, int(rank), int(ranks), replica=int(replica), replicas=int(replicas),
-        job=job, timeout_s=60, on_rank_death=death) as reader:
+        job=job, timeout_s=60, on_rank_death=death, delivery=delivery) as reader:
     for batch in reader:
         print(json.dumps([batch.step, batch.redelivered, batch["value"].tolist()]),
               file=out, flush=True)
@@ -191,17 +235,18 @@ with open(log, "a") as out, penstock.attach(
 
 
 class Processes:
-    def __init__(self, folder, ranks, replicas, job, death):
-        self.arguments = ranks, replicas, job, death
+    def __init__(self, folder, ranks, replicas, job, death, delivery="split"):
+        self.arguments = ranks, replicas, job, death, delivery
         self.folder = folder
         self.running = {(rank, replica): self.start(rank, replica)
                         for rank in range(ranks) for replica in range(replicas)}
 
     def start(self, rank, replica):
-        ranks, replicas, job, death = self.arguments
+        ranks, replicas, job, death, delivery = self.arguments
         return subprocess.Popen(
             [sys.executable, "-c", PROCESS, *map(str, (rank, ranks, replica, replicas, job,
-                                                       self.log(rank, replica), death))],
+                                                       self.log(rank, replica), death,
+                                                       delivery))],
             stderr=subprocess.PIPE, text=True)
 
     def log(self, rank, replica):
@@ -224,8 +269,9 @@ class Processes:
         return {at: error for at, error in errors.items() if self.running[at].returncode}
 
 
-def test_a_member_that_is_killed_is_replaced(in_broker, tmp_path, request):
-    processes = Processes(tmp_path, 2, 2, request.node.name, "wait")
+@pytest.mark.parametrize("delivery, death", [("split", "wait"), ("independent", "shrink")])
+def test_a_member_that_is_killed_is_replaced(in_broker, tmp_path, delivery, death):
+    processes = Processes(tmp_path, 2, 2, "replaced-" + delivery, death, delivery)
     processes.wait_for(1, 0, 5)
     processes.running[1, 0].send_signal(signal.SIGKILL)
     processes.running[1, 0].communicate()
@@ -240,8 +286,9 @@ def test_a_member_that_is_killed_is_replaced(in_broker, tmp_path, request):
         assert sorted(steps) == list(range(30))
         seen[at] = steps
     assert seen[0, 0] == seen[0, 1] and seen[1, 0] == seen[1, 1]
-    assert sorted(row for at in ((0, 0), (1, 0)) for rows in seen[at].values()
-                  for row in rows) == list(range(240))
+    had = sorted(row for at in ((0, 0), (1, 0)) for rows in seen[at].values() for row in rows)
+    each = 1 if delivery == "split" else 2
+    assert had == [row for row in range(240) for _ in range(each)]
 
 
 STUCK = """
@@ -491,8 +538,10 @@ def test_a_rank_whose_replicas_begin_on_the_host_before(launched, monkeypatch):
 
 @pytest.fixture
 def dealt(monkeypatch):
-    """By mpirun, to hosts in turn."""
-    def launch(processes, this, hosts):
+    """By mpirun, to hosts in turn; version 4 says so."""
+    def launch(processes, this, hosts, version=5):
+        if version == 4:
+            monkeypatch.setenv("OMPI_MCA_rmaps_base_mapping_policy", "node")
         for name, value in (("RANK", this), ("SIZE", processes), ("LOCAL_RANK", this // hosts),
                             ("LOCAL_SIZE", processes // hosts)):
             monkeypatch.setenv("OMPI_COMM_WORLD_" + name, str(value))
@@ -516,6 +565,56 @@ def test_processes_that_are_dealt_to_hosts_in_turn(dealt, attach, rows):
     dealt(4, 1, 2)
     with pytest.raises(penstock.InvalidArgument, match="process 1 is number 0 of these: give"):
         attach(rows, replicas=2)
+
+
+@pytest.mark.parametrize("processes, hosts, sizes, found", [
+    # Rank, ranks, replica, replicas, and of these here: ranks, replicas of each.
+    (4, 2, dict(dp=2, tp=2), [(0, 2, 0, 2, 2, 1), (0, 2, 1, 2, 2, 1),
+                              (1, 2, 0, 2, 2, 1), (1, 2, 1, 2, 2, 1)]),
+    (4, 2, dict(dp=1, tp=4), [(0, 1, this, 4, 1, 2) for this in range(4)]),
+    (8, 2, dict(dp=2, tp=4), [(this // 4, 2, this % 4, 4, 2, 2) for this in range(8)]),
+    (6, 3, dict(dp=3, tp=2), [(this // 2, 3, this % 2, 2, 2, 1) for this in range(6)]),
+])
+def test_a_launcher_that_says_that_it_deals_in_turn(dealt, attach, rows, processes, hosts, sizes,
+                                                    found):
+    for this in range(processes):
+        dealt(processes, this, hosts, version=4)
+        assert tuple(parallel.of_sizes(**sizes).options().values()) == found[this]
+    # A host's own are all that its broker waits for.
+    readers = []
+    for this in range(hosts - 1, processes, hosts):
+        dealt(processes, this, hosts, version=4)
+        readers.append(attach(rows, replicas=sizes["tp"]))
+        assert (readers[-1].rank, readers[-1].replica) == (found[this][0], found[this][2])
+    assert all(len(values(reader.next())) for reader in readers)
+    # Ranks that have unlike numbers of replicas here.
+    if processes == 6:
+        dealt(6, 0, 2, version=4)
+        with pytest.raises(penstock.InvalidArgument, match="3 of 6 .* give `local_world_size`"):
+            attach(rows, replicas=3, job="uneven")
+
+
+@pytest.mark.parametrize("options", ["--map-by node", "--rank-by node", "--bynode"])
+def test_a_real_mpirun_says_that_it_deals_in_turn(tmp_path, options):
+    """Two hosts by names of their own."""
+    if not shutil.which("mpirun") or "4." not in subprocess.run(
+            ["mpirun", "--version"], capture_output=True, text=True).stdout.split("\n")[0]:
+        pytest.skip("no Open MPI 4")
+    if os.geteuid() != 0:
+        pytest.skip("a host's name takes root")
+    agent = tmp_path / "agent"
+    agent.write_text('#!/bin/sh\nhost=$1; shift; exec unshare -u sh -c "hostname $host; $*"\n')
+    agent.chmod(0o755)
+    program = ("import os, penstock.parallel as p\n"
+               "with open(os.environ['OMPI_COMM_WORLD_RANK'] + '.out', 'w') as out:\n"
+               "  print(*p.of_sizes(dp=2, tp=2).options().values(), file=out)\n")
+    done = subprocess.run(
+        ["mpirun", "--allow-run-as-root", *options.split(), "-H", "localhost:2,other:2", "--mca",
+         "plm_rsh_agent", str(agent), "--oversubscribe", "-np", "4", sys.executable, "-c", program],
+        capture_output=True, text=True, timeout=120, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert [(tmp_path / f"{this}.out").read_text() for this in range(4)] == [
+        "0 2 0 2 2 1\n", "0 2 1 2 2 1\n", "1 2 0 2 2 1\n", "1 2 1 2 2 1\n"]
 
 
 def test_hosts_that_the_launcher_tells_wrong(launched, monkeypatch):

@@ -225,6 +225,18 @@ def test_stats(attach, numbers):
     assert reader.stats()["held"] == 0
 
 
+@pytest.mark.parametrize("last", ["partial", "pad"])
+def test_rows_that_are_left_out_are_counted(attach_all, tmp_path, last):
+    (tmp_path / "rows").write_text("".join(f"{'x' if i in (1, 6, 7) else i}\n" for i in range(10)))
+    dataset = penstock.Dataset.csv(tmp_path / "rows", {"0": {"dtype": "int32"}},
+                                   header=False).batch(4, last=last)
+    ranks = attach_all(dataset.on_error("skip"), 2, "left-out-" + last)
+    assert [[batch.left_out for batch in step] for step in zip(*ranks)] == [[1, 0], [0, 2], [0, 0]]
+    stats = [rank.stats() for rank in ranks]
+    assert [(each["rows"], each["left_out"], each["skipped"]) for each in stats] == [
+        (4, 1, 0), (3, 2, 0)]
+
+
 def test_repeat_first_gives_one_batch_for_ever(attach, numbers):
     reader = attach(numbers.hold(2), repeat_first=True)
     for step, batch in enumerate(reader):

@@ -121,6 +121,7 @@ TEST(JobTest, NobodyWaitsWhileABatchIsAssembled) {
   ASSERT_EQ(TryTake(one->segment().ring(one.seat), *one.page, &cell),
             TakeResult::kTaken);
   EXPECT_EQ(cell.valid_rows, OneJob::kRows - 1);
+  EXPECT_EQ(cell.left_out, 1u);
   EXPECT_EQ(one->segment().ids(claim.slot)[0], 1);
 }
 

@@ -233,6 +233,62 @@ TEST_F(GpuNodeTest, AMachineThatDoesNotSayItsNodesTellsNothing) {
   EXPECT_EQ(Of(0), "");
 }
 
+int64_t StrideOf(const std::string& launcher, const Variables& order,
+                 const std::string& rank = "3",
+                 const std::string& local_rank = "1",
+                 const std::string& processes = "6") {
+  Variables variables =
+      launcher == "Slurm"
+          ? Variables{{"SLURM_PROCID", rank},
+                      {"SLURM_STEP_ID", "0"},
+                      {"SLURM_NTASKS", processes},
+                      {"SLURM_LOCALID", local_rank},
+                      {"SLURM_STEP_TASKS_PER_NODE", "3(x2)"}}
+          : Variables{{"OMPI_COMM_WORLD_RANK", rank},
+                      {"OMPI_COMM_WORLD_SIZE", processes},
+                      {"OMPI_COMM_WORLD_LOCAL_SIZE", "3"},
+                      {"OMPI_COMM_WORLD_LOCAL_RANK", local_rank}};
+  variables.insert(order.begin(), order.end());
+  const auto info = Detect(variables);
+  EXPECT_TRUE(info.ok()) << info.status().message();
+  return info.ok() ? info->stride : -1;
+}
+
+// What mpirun 4.1.4 sets for each option, on two hosts.
+TEST(StrideTest, OpenMpiSaysHowItDealsRanksOut) {
+  const auto mapping = [](const char* policy) {
+    return Variables{{"OMPI_MCA_rmaps_base_mapping_policy", policy}};
+  };
+  EXPECT_EQ(StrideOf("mpirun", {}), 1);
+  EXPECT_EQ(StrideOf("mpirun", mapping("node")), 2);
+  EXPECT_EQ(StrideOf("mpirun", mapping("node:PE=1")), 2);
+  EXPECT_EQ(StrideOf("mpirun", mapping("ppr:3:node")), 1);
+  EXPECT_EQ(StrideOf("mpirun", mapping("slot")), 1);
+  EXPECT_EQ(StrideOf("mpirun", {{"OMPI_MCA_rmaps_base_bynode", "1"}}), 2);
+  Variables both = mapping("node");
+  both["OMPI_MCA_rmaps_base_ranking_policy"] = "slot";
+  EXPECT_EQ(StrideOf("mpirun", both), 1);
+  EXPECT_EQ(
+      StrideOf("mpirun", {{"OMPI_MCA_rmaps_base_ranking_policy", "node"}}), 2);
+  // All are on this host.
+  EXPECT_EQ(StrideOf("mpirun", mapping("node"), "1", "1", "3"), 1);
+}
+
+TEST(StrideTest, SlurmSaysHowItDealsTasksOut) {
+  EXPECT_EQ(StrideOf("Slurm", {}), 1);
+  EXPECT_EQ(StrideOf("Slurm", {{"SLURM_DISTRIBUTION", "block:cyclic"}}), 1);
+  EXPECT_EQ(StrideOf("Slurm", {{"SLURM_DISTRIBUTION", "cyclic:block"}}), 2);
+  EXPECT_EQ(StrideOf("Slurm", {{"SLURM_DISTRIBUTION", "cyclic,NoPack"}}), 2);
+  EXPECT_EQ(StrideOf("Slurm", {{"SLURM_DISTRIBUTION", "plane=2"}}), 0);
+  EXPECT_EQ(StrideOf("Slurm", {{"SLURM_DISTRIBUTION", "arbitrary"}}), 0);
+}
+
+TEST(StrideTest, HostsOfUnequalSizesAreNotGuessed) {
+  const Variables by_node{{"OMPI_MCA_rmaps_base_mapping_policy", "node"}};
+  EXPECT_EQ(StrideOf("mpirun", by_node, "3", "1", "5"), 0);
+  EXPECT_EQ(StrideOf("mpirun", by_node, "3", "2"), 0);
+}
+
 TEST(LocalRankTest, IsTheLaunchersNumber) {
   EXPECT_EQ(Detect({{"RANK", "5"},
                     {"WORLD_SIZE", "8"},

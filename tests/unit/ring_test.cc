@@ -242,13 +242,14 @@ TEST_F(RingTest, NoWakeUpIsLost) {
 }
 
 // Literals on purpose: if this fails, bump kLayoutVersion, then edit here.
-TEST(LayoutTest, VersionNineIsFrozen) {
-  EXPECT_EQ(kLayoutVersion, 9u);
+TEST(LayoutTest, VersionTenIsFrozen) {
+  EXPECT_EQ(kLayoutVersion, 10u);
   EXPECT_EQ(kPartShift, 6u);
   EXPECT_EQ(kPartMask, 0x3ffu);
   EXPECT_EQ(kPhaseShift, 16u);
   EXPECT_EQ(sizeof(RingCell), 64u);
   EXPECT_EQ(offsetof(RingCell, batch), 8u);
+  EXPECT_EQ(offsetof(BatchCell, left_out), 10u);
   EXPECT_EQ(offsetof(BatchCell, position), 48u);
   EXPECT_EQ(sizeof(Ring), 9344u);
   EXPECT_EQ(offsetof(Ring, skipped), 12u);

@@ -5,7 +5,7 @@ version: str
 PADDING_ID: int
 
 def own_broker() -> str: ...
-def launch() -> Tuple[str, int, int, int, int]: ...
+def launch() -> Tuple[str, int, int, int, int, int]: ...
 
 class Array:
     __array_struct__: object
@@ -23,6 +23,7 @@ class Batch:
     step: int
     redelivered: bool
     skipped: int
+    left_out: int
     part: int
 
 class Broker:

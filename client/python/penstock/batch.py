@@ -332,6 +332,11 @@ class Batch(Mapping[str, np.ndarray]):
         """Batches that this consumer missed just before it (``lag="skip"``)."""
         return self._held().skipped
 
+    @property
+    def left_out(self) -> int:
+        """Rows that ``on_error: skip`` left out of it; 65,535: so many or more."""
+        return self._held().left_out
+
     # ---- its end
 
     def release(self) -> None:

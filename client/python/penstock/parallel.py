@@ -246,17 +246,21 @@ class _Launch:
     local: int  # how many are on this host
     local_rank: int  # among these; -1: unknown
     launcher: str
+    stride: int = 1  # from one of these to the next, as the launcher says; 0: unknown
 
     def here(self) -> Sequence[int]:
-        """The numbers of the processes of this host, which follow one another."""
+        """The numbers of the processes of this host."""
+        if self.stride > 1:
+            return range(self.this % self.stride, self.processes, self.stride)
         equal = self.processes % self.local == 0  # hosts may have equally many
         first = self.this - self.local_rank
         if self.local_rank < 0 and equal:
             first = self.this // self.local * self.local
-        # These launchers may deal processes out to hosts in turn: where they do, a host
-        # begins elsewhere than behind hosts of its own size.
+        # These launchers may deal processes out to hosts in turn, and not all tell: where
+        # they do, a host begins elsewhere than behind hosts of its own size.
         in_turn = self.launcher in ("Horovod", "OpenMPI", "Slurm") and first % self.local != 0
-        if (in_turn or self.local_rank >= self.local or (self.local_rank < 0 and not equal)
+        if (not self.stride or in_turn or self.local_rank >= self.local
+                or (self.local_rank < 0 and not equal)
                 or first < 0 or first + self.local > self.processes):
             raise ValueError(
                 f"process {self.this} of {self.processes} is "
@@ -331,7 +335,7 @@ def _of_members(members: Sequence[Sequence[int]], this: int, here: Sequence[int]
 
 
 def _launch() -> _Launch:
-    name, processes, this, local, local_rank = _core.launch()
+    name, processes, this, local, local_rank, stride = _core.launch()
     # Who has not imported it has not initialised it.
     distributed = sys.modules.get("torch.distributed")
     if (name == "none" and distributed is not None and distributed.is_available()
@@ -340,4 +344,4 @@ def _launch() -> _Launch:
         processes, this = distributed.get_world_size(), distributed.get_rank()
         local = int(os.environ.get("LOCAL_WORLD_SIZE", processes))
         local_rank = int(os.environ.get("LOCAL_RANK", this if local == processes else -1))
-    return _Launch(processes, this, max(local, 1), local_rank, name)
+    return _Launch(processes, this, max(local, 1), local_rank, name, stride)

@@ -265,8 +265,10 @@ class Reader:
 
     def stats(self) -> Dict[str, Union[int, float]]:
         """Counts since attach: ``batches`` taken, ``rows`` in them (without padding),
-        ``wait_s`` (seconds spent with nothing ready), ``waits``, ``held`` (batches
-        held now), ``hold_max``, ``skipped``, ``redelivered``, ``reconnects``."""
+        ``left_out`` (rows that ``on_error: skip`` left out of them), ``wait_s``
+        (seconds spent with nothing ready), ``waits``, ``held`` (batches held now),
+        ``hold_max``, ``skipped`` (batches missed, ``lag="skip"``), ``redelivered``,
+        ``reconnects``."""
         return self._core.stats()
 
     # ---- checkpoint, elastic runs, end
@@ -487,10 +489,10 @@ def attach(dataset: Union[Path, Dataset, None, Callable[[InputContext], Any]] = 
       rank, world_size, local_world_size: global rank and number of ranks, and the
         number on this host. None: from the launcher (penstock run, Horovod,
         torchrun, OpenMPI, Slurm, TF_CONFIG), else rank 0 of 1.
-      replica, replicas, local_replicas: split, where several processes are one rank,
-        such as the tensor, pipeline and context parallel ones of a data-parallel
-        number: how many they are, which of them this is, and how many of them are on
-        this host. Each gets all of the rank's batches, made once for a host. rank,
+      replica, replicas, local_replicas: split and independent, where several
+        processes are one rank, such as the tensor, pipeline and context parallel ones of
+        a data-parallel number: how many they are, which of them this is, and how many
+        of them are on this host. Each gets all of the rank's batches, made once for a host. rank,
         world_size and local_world_size then count groups of these. ``replicas`` alone:
         they follow one another in the launcher's ranks; ``penstock.parallel`` finds
         the numbers of other layouts. None: in split PENSTOCK_REPLICAS, else 1.

@@ -119,7 +119,7 @@ def replicas(dataset: Union[Path, Dataset, None, Callable[[InputContext], Any]],
     count = index("count", count, 1)
     if options.get("delivery") not in (None, "split"):
         raise FailedPrecondition("delivery: replicas divide each step: wanted split")
-    _, launched, rank, local, _ = _core.launch()
+    _, launched, rank, local, *_ = _core.launch()
     if processes is None:
         processes = launched
     if process is None:
