@@ -39,6 +39,15 @@ std::string DatasetKey(const DatasetSpec& spec) {
   for (const char* const more : {"map_by_part", "cache", "snapshot"}) {
     if (json.contains(more)) key += more + json.at(more).dump();
   }
+  // Columns are read when a dataset is opened.
+  std::set<std::string> columns;
+  for (const SelectSpec& step : spec.select) {
+    for (std::string& name : ColumnsOf(step)) columns.insert(std::move(name));
+  }
+  if (spec.on_error != OnError::kFail &&
+      (spec.batch.buckets || spec.batch.pack || !columns.empty())) {
+    key += " without bad ones";
+  }
   // With them shapes may differ.
   const bool buckets = spec.batch.buckets.has_value();
   if (buckets) key += json.at("batch").at("buckets").dump();
@@ -49,11 +58,6 @@ std::string DatasetKey(const DatasetSpec& spec) {
   }
   if (has_file || ((buckets || spec.batch.pack) && !spec.select.empty())) {
     return key + json.at("select").dump();
-  }
-  // Columns are read when a dataset is opened.
-  std::set<std::string> columns;
-  for (const SelectSpec& step : spec.select) {
-    for (std::string& name : ColumnsOf(step)) columns.insert(std::move(name));
   }
   for (const std::string& name : columns) key += " by " + name;
   return key;
@@ -136,7 +140,8 @@ FileDigests Dataset::FilesOfSelection() const {
 
 std::string Dataset::warning() const {
   std::string all = source->warning();
-  for (const std::string& text : {map_warning, cache_warning}) {
+  for (const std::string& text :
+       {selection.warning(), map_warning, cache_warning}) {
     if (!text.empty()) all += (all.empty() ? "" : "; ") + text;
   }
   return all;
@@ -660,7 +665,8 @@ StatusOr<std::shared_ptr<const Dataset>> OpenDataset(
       NumbersWanted(spec, *dataset->source, functions, progress);
   auto selected =
       Selection::Open(spec.select, spec.source, *dataset->source, progress,
-                      ColumnsOfBatches(spec, *dataset->source, made), made);
+                      ColumnsOfBatches(spec, *dataset->source, made), made,
+                      spec.on_error != OnError::kFail);
   if (!selected.ok()) return Located(spec, selected.status());
   dataset->selection = *std::move(selected);
   MapOpening opening = {progress};

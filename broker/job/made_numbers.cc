@@ -11,13 +11,16 @@
 namespace penstock {
 namespace {
 
-// What one thread needs.
-class Maker {
+class Maker final : public MadeNumbers::Maker {
  public:
   Maker(std::shared_ptr<const RowProgram> program,
-        std::span<const size_t> numbers, const Cancelled& cancelled)
+        std::span<const size_t> numbers, const Cancelled& cancelled,
+        MadeNumbers::Take take)
       : program_(std::move(program)),
-        scratch_(program_->MakeScratch(cancelled)) {
+        scratch_(program_->MakeScratch(cancelled)),
+        take_(std::move(take)),
+        several_(program_->SeveralIn(*scratch_) !=
+                 RowProgram::Several::kNever) {
     for (const Feature& each : program_->element_spec()) {
       features_.emplace_back((each.RowBytes() / sizeof(std::max_align_t)) + 1);
       out_.push_back(reinterpret_cast<std::byte*>(features_.back().data()));
@@ -25,14 +28,39 @@ class Maker {
     for (const size_t number : numbers) numbers_.push_back(out_[number]);
   }
 
-  StatusOr<std::span<const std::byte* const>> operator()(const RawRecord& raw) {
-    PENSTOCK_RETURN_IF_ERROR(program_->Run(raw, {}, *scratch_, out_));
-    return std::span<const std::byte* const>(numbers_);
+  Status Add(uint64_t record, const RawRecord& raw) override {
+    if (!several_) {
+      return Take(record, program_->Run(raw, {}, *scratch_, out_));
+    }
+    const Status added = program_->Add(raw, {}, *scratch_);
+    if (!added.ok()) return take_(record, added);
+    records_.push_back(record);
+    return program_->IsFull(*scratch_) ? Finish() : OkStatus();
+  }
+
+  Status Finish() override {
+    if (records_.empty()) return OkStatus();
+    program_->CallAdded(*scratch_);
+    Status status;
+    for (size_t i = 0; i < records_.size() && status.ok(); ++i) {
+      status = Take(records_[i], program_->Finish(i, {}, *scratch_, out_));
+    }
+    program_->Forget(*scratch_);
+    records_.clear();
+    return status;
   }
 
  private:
+  Status Take(uint64_t record, const Status& made) {
+    if (!made.ok()) return take_(record, made);
+    return take_(record, std::span<const std::byte* const>(numbers_));
+  }
+
   const std::shared_ptr<const RowProgram> program_;
   const std::unique_ptr<RowProgram::Scratch> scratch_;
+  const MadeNumbers::Take take_;
+  const bool several_;
+  std::vector<uint64_t> records_;  // that were added
   std::vector<std::vector<std::max_align_t>> features_;
   std::vector<std::byte*> out_;
   std::vector<const std::byte*> numbers_;
@@ -70,9 +98,10 @@ MadeNumbers NumbersOfHead(const DatasetSpec& spec, const Source& source,
   }
   made.key = key.dump();
   made.in_processes = program->wait_ns() > 0;
-  made.begin = [program, numbers, cancelled = opening.cancelled()] {
-    return [maker = std::make_shared<Maker>(program, numbers, cancelled)](
-               const RawRecord& raw) { return (*maker)(raw); };
+  made.begin = [program, numbers,
+                cancelled = opening.cancelled()](MadeNumbers::Take take) {
+    return std::make_unique<Maker>(program, numbers, cancelled,
+                                   std::move(take));
   };
   return made;
 }

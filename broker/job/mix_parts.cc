@@ -408,7 +408,7 @@ std::optional<uint64_t> TokensOfRow(const DatasetSpec& spec,
   }
   const RawSpec& spec_of_part = dataset.source->RawSpecOfPart(part);
   const Feature& tokens = spec_of_part[0].feature;
-  // Documents of Megatron differ in length.
+  // Documents differ in length.
   if (spec_of_part.back().feature.name == tokens.name + ".length") {
     return std::nullopt;
   }

@@ -94,8 +94,8 @@ StatusOr<PackedRows::List> PackedRows::ListOf(const PackSpec& spec,
   return InvalidArgumentError(
       "rows have no list to pack: a feature with a .length beside it, or text "
       "with its _bytes; they have {} (`megatron` gives documents without a "
-      "`sequence_length`; `tokens` and samples of Megatron are sequences "
-      "already)",
+      "`sequence_length`, `tokens` with `documents`; with one, rows are "
+      "sequences already)",
       NamesOf(document));
 }
 

@@ -24,16 +24,26 @@ class CyclicOrder final : public Derived {
         sharded_(sharded) {}
 
   Row At(uint64_t index, uint64_t pass, Shuffling shuffling) const override {
-    const std::shared_ptr<const std::vector<uint32_t>> permutation =
-        PermutationOf(pass);
+    Kept alone;
+    Kept* last = &alone;
+    if (shuffling.last != nullptr) {
+      auto& kept = shuffling.last->KeptOf(shuffling.first_part);
+      if (kept == nullptr) kept = std::make_unique<Kept>();
+      last = static_cast<Kept*>(kept.get());
+    }
+    if (last->permutation == nullptr || last->pass != pass) {
+      last->permutation = PermutationOf(pass);
+      last->pass = pass;
+    }
+    const std::vector<uint32_t>& permutation = *last->permutation;
     const uint64_t step = index / (micro_batch_ * ranks_);
     const uint64_t of_step = index - step * micro_batch_ * ranks_;
     const uint64_t rank = of_step / micro_batch_;
     const uint64_t row = of_step - rank * micro_batch_;
     // A rank has a share of the samples; or every ranks-th of all.
     const uint64_t sample =
-        sharded_ ? rank * permuted_ + (*permutation)[step * micro_batch_ + row]
-                 : (*permutation)[(step * micro_batch_ + row) * ranks_ + rank];
+        sharded_ ? rank * permuted_ + permutation[step * micro_batch_ + row]
+                 : permutation[(step * micro_batch_ + row) * ranks_ + rank];
     return of_->At(sample, pass, shuffling);
   }
   uint32_t shuffled_parts() const override { return 1; }
@@ -43,6 +53,12 @@ class CyclicOrder final : public Derived {
   }
 
  private:
+  // A thread keeps that of its last row, so that it takes the lock once a pass.
+  struct Kept : Shuffles::Kept {
+    uint64_t pass = 0;
+    std::shared_ptr<const std::vector<uint32_t>> permutation;
+  };
+
   // Whoever needs a pass first makes its permutation, for all threads.
   std::shared_ptr<const std::vector<uint32_t>> PermutationOf(
       uint64_t pass) const {
@@ -52,9 +68,9 @@ class CyclicOrder final : public Derived {
     }
     if (kept_[0].permutation == nullptr || kept_[0].pass != pass) {
       kept_[0].permutation = nullptr;  // before there are three
-      kept_[0] = {pass, std::make_shared<const std::vector<uint32_t>>(
-                            PermutationAsTorch(permuted_,
-                                               static_cast<uint32_t>(pass)))};
+      kept_[0].pass = pass;
+      kept_[0].permutation = std::make_shared<const std::vector<uint32_t>>(
+          PermutationAsTorch(permuted_, static_cast<uint32_t>(pass)));
     }
     return kept_[0].permutation;
   }
@@ -64,10 +80,6 @@ class CyclicOrder final : public Derived {
   const uint64_t ranks_;
   const bool sharded_;
   // The last two passes: rows of both are made where one ends.
-  struct Kept {
-    uint64_t pass = 0;
-    std::shared_ptr<const std::vector<uint32_t>> permutation;
-  };
   mutable Mutex mutex_;
   mutable Kept kept_[2] ABSL_GUARDED_BY(mutex_);
 };

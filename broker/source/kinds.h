@@ -191,19 +191,28 @@ struct CsvSource {
 
 // ---- tokens.cc
 
-// Sequences of tokens from flat files, raw or .npy: no sequence crosses from
-// one file to the next.
+// The token that each document of a file of tokens ends with, or begins with.
+struct TokenDocuments {
+  std::optional<int64_t> end;
+  std::optional<int64_t> begin;
+  std::optional<uint64_t> max_length;  // absent: that of the longest
+  bool operator==(const TokenDocuments&) const = default;
+};
+
+// Sequences of tokens from flat files, raw or .npy, or documents: none crosses
+// from one file to the next.
 struct TokensSource {
   enum class Stored { kUint16, kUint32, kInt32, kInt64 };
   enum class Targets { kShifted, kNone };
 
   FilePatterns files;
-  std::optional<Stored> dtype;  // absent: what a .npy file says, else uint16
-  uint64_t header_bytes = 0;    // skipped at the start of each raw file
-  uint64_t sequence_length = 0;
+  std::optional<Stored> dtype;     // absent: what a .npy file says, else uint16
+  uint64_t header_bytes = 0;       // skipped at the start of each raw file
+  uint64_t sequence_length = 0;    // 0: rows are documents
   std::optional<uint64_t> stride;  // absent: sequence_length
   Targets targets = Targets::kShifted;
   DType output_dtype = DType::kInt64;  // or kInt32
+  std::optional<TokenDocuments> documents;
   Io io = Io::kAuto;
   bool operator==(const TokensSource&) const = default;
 

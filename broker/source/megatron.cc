@@ -223,7 +223,7 @@ class Megatron final : public Source {
         cache_files_(std::move(cache_files)) {}
 
   uint64_t record_count() const override {
-    return blend_ ? blend_->part.size() : parts_[0].samples->size();
+    return blend_ ? blend_->size() : parts_[0].samples->size();
   }
   const RawSpec& raw_spec() const override { return raw_spec_; }
   uint64_t memory_bytes() const override {
@@ -232,9 +232,7 @@ class Megatron final : public Source {
     for (const MegatronPart& each : parts_) {
       bytes += each.samples->memory_bytes();
     }
-    return bytes +
-           (blend_ ? blend_->part.memory_bytes() + blend_->sample.memory_bytes()
-                   : 0);
+    return bytes + (blend_ ? blend_->memory_bytes() : 0);
   }
   bool Changed() const override {
     return AnyFile([](const DataFile& file) { return file.Changed(); });
@@ -275,13 +273,12 @@ class Megatron final : public Source {
   }
 
   void Locate(uint64_t record, ReadRequest* request) const override {
-    const auto [part, sample] = PlaceOf(record);
-    part->samples->Locate(sample, request);
+    PartAt(record).samples->Locate(SampleOf(record), request);
   }
   Status Unpack(uint64_t record, const ReadBytes& read,
                 std::vector<std::byte>* scratch,
                 RawRecord* raw) const override {
-    const MegatronPart& part = *PlaceOf(record).first;
+    const MegatronPart& part = PartAt(record);
     const MegatronIndex& index = *indices_[part.index];
     const Status status = row_.Unpack(index.token(), index.token_bytes(),
                                       &part.id, read.bytes, scratch, raw);
@@ -298,27 +295,30 @@ class Megatron final : public Source {
       return true;
     }
     if (spec_.features[feature] != MegatronFeature::kDatasetId) return false;
-    std::memcpy(number, &PlaceOf(record).first->id, sizeof(int16_t));
+    std::memcpy(number, &PartAt(record).id, sizeof(int16_t));
     return true;
   }
 
   std::string_view FileOf(uint64_t record) const override {
-    return indices_[PlaceOf(record).first->index]->bin().path();
+    return indices_[PartAt(record).index]->bin().path();
   }
   std::string Describe(uint64_t record) const override {
-    const auto [part, sample] = PlaceOf(record);
+    const MegatronPart& part = PartAt(record);
     ReadRequest request;
-    part->samples->Locate(sample, &request);
-    return Format("{}, {} {} (offset {})", indices_[part->index]->bin().path(),
-                  HasDocuments(spec_) ? "document" : "sample",
-                  sample + (HasDocuments(spec_) ? part->range.begin : 0),
-                  request.offset);
+    Locate(record, &request);
+    return Format(
+        "{}, {} {} (offset {})", FileOf(record),
+        HasDocuments(spec_) ? "document" : "sample",
+        SampleOf(record) + (HasDocuments(spec_) ? part.range.begin : 0),
+        request.offset);
   }
 
  private:
-  std::pair<const MegatronPart*, uint64_t> PlaceOf(uint64_t record) const {
-    if (!blend_) return {&parts_[0], record};
-    return {&parts_[blend_->part[record]], blend_->sample[record]};
+  const MegatronPart& PartAt(uint64_t record) const {
+    return parts_[blend_ ? blend_->PartOf(record) : 0];
+  }
+  uint64_t SampleOf(uint64_t record) const {
+    return blend_ ? blend_->SampleOf(record) : record;
   }
   template <typename F>
   bool AnyFile(const F& is_such) const {
@@ -534,11 +534,7 @@ class MegatronOpening {
   // A part may come more often than the surplus foresees.
   Status CheckEnough(const MegatronBlend& blend,
                      const std::vector<uint64_t>& sizes) const {
-    std::vector<uint64_t> taken(sizes.size());
-    for (uint64_t row = 0; row < blend.part.size(); ++row) {
-      const size_t part = blend.part[row];
-      taken[part] = std::max<uint64_t>(taken[part], blend.sample[row] + 1);
-    }
+    const std::vector<uint64_t>& taken = blend.taken();
     for (size_t i = 0; i < sizes.size(); ++i) {
       if (taken[i] <= sizes[i]) continue;
       return InvalidArgumentError(

@@ -6,10 +6,12 @@
 
 #include <algorithm>
 #include <string_view>
+#include <tuple>
 
 #include "broker/index/values.h"
 #include "broker/io/file_error.h"
 #include "broker/source/npy_header.h"
+#include "common/hash.h"
 #include "common/printable.h"
 
 namespace penstock {
@@ -327,6 +329,23 @@ StatusOr<MegatronCache::Array> MegatronCache::OpenArray(
   return Array{&files_.back(), std::move(header)};
 }
 
+namespace {
+
+// Whether the numbers from `first` on come so many times each: by sums of their
+// hashes, which need no memory. A file that lost its end has zeros.
+bool EachComes(std::span<const uint32_t> numbers, uint64_t first,
+               uint64_t times) {
+  uint64_t sum = 0;
+  uint64_t wanted = 0;
+  for (const uint32_t number : numbers) sum += Mix64(number);
+  for (uint64_t i = 0; i < numbers.size() / times; ++i) {
+    wanted += times * Mix64(first + i);
+  }
+  return sum == wanted;
+}
+
+}  // namespace
+
 StatusOr<MegatronArrays> MegatronCache::Load(const MegatronDescription& wanted,
                                              const MegatronIndex& index,
                                              MegatronRange range,
@@ -350,41 +369,54 @@ StatusOr<MegatronArrays> MegatronCache::Load(const MegatronDescription& wanted,
       begins.CheckSize(sizes.samples + 1, "samples and their end"));
   PENSTOCK_RETURN_IF_ERROR(shuffled.CheckSize(sizes.samples, "samples"));
 
-  MegatronArrays arrays;
-  PENSTOCK_ASSIGN_OR_RETURN(
-      arrays.documents,
-      NumberArray<uint32_t>::Make(base, documents.size(), progress));
-  PENSTOCK_ASSIGN_OR_RETURN(arrays.begins, NumberArray<uint64_t>::Make(
-                                               base, begins.size(), progress));
-  PENSTOCK_ASSIGN_OR_RETURN(
-      arrays.shuffled,
-      NumberArray<uint32_t>::Make(base, shuffled.size(), progress));
+  PENSTOCK_ASSIGN_OR_RETURN(MegatronArrays arrays,
+                            MakeMegatronArrays(base, sizes, progress));
   PENSTOCK_RETURN_IF_ERROR(
       documents.ForEach(progress, [&](uint64_t i, int64_t number) {
         arrays.documents[i] = static_cast<uint32_t>(number);
-        return number >= 0;
-      }));
-  PENSTOCK_RETURN_IF_ERROR(
-      begins.ForEach(progress, [&](uint64_t i, int64_t number) {
-        const auto value = static_cast<uint64_t>(number);
-        if (i % 2 == 0) {
-          arrays.begins[i / 2] = MegatronArrays::Begin(value, 0);
-          return value < MegatronArrays::kDocumentsMax;
-        }
-        arrays.begins[i / 2] |= value;
-        return value <= INT32_MAX;
+        return number >= 0 && static_cast<uint64_t>(number) >= range.begin &&
+               static_cast<uint64_t>(number) < range.end;
       }));
   PENSTOCK_RETURN_IF_ERROR(
       shuffled.ForEach(progress, [&](uint64_t i, int64_t number) {
         arrays.shuffled[i] = static_cast<uint32_t>(number);
-        return number >= 0 && number <= UINT32_MAX;
+        return number >= 0 && static_cast<uint64_t>(number) < sizes.samples;
       }));
-  const Status status =
-      CheckMegatronArrays(arrays, index, range, rules, progress);
-  if (!status.ok()) {
-    return status.Prepend(
-        base + "* (delete these files of a cache to have it built anew)");
+  for (const auto& [array, numbers, first, times] :
+       {std::tuple(&documents, arrays.documents.span(), range.begin,
+                   sizes.passes),
+        std::tuple(&shuffled, arrays.shuffled.span(), uint64_t{0},
+                   uint64_t{1})}) {
+    if (EachComes(numbers, first, times)) continue;
+    return DataLossError(
+        "{}: it does not have each of {} numbers {}; delete the files {}* of a "
+        "cache to have it built anew",
+        array->file->path(), numbers.size() / times,
+        times == 1 ? "once" : Format("{} times", times), base);
   }
+  MegatronWalk walk(&index, rules, &arrays);
+  Status walked;
+  int64_t document = 0;
+  const Status read = begins.ForEach(progress, [&](uint64_t i, int64_t number) {
+    if (i % 2 == 0) {
+      document = number;
+      if (i > 0) walked = walk.Next();
+      return walked.ok();
+    }
+    if (document == static_cast<int64_t>(walk.document()) &&
+        number == static_cast<int64_t>(walk.offset())) {
+      return true;
+    }
+    walked = DataLossError(
+        "{}: sample {} begins at token {} of document {} of the order; "
+        "wanted token {} of document {}: it is damaged, or of another "
+        "`extra_token`; leave `cache` out to build it",
+        begins.file->path(), i / 2, number, document, walk.offset(),
+        walk.document());
+    return false;
+  });
+  PENSTOCK_RETURN_IF_ERROR(walked);
+  PENSTOCK_RETURN_IF_ERROR(read);
   return arrays;
 }
 
@@ -402,21 +434,17 @@ StatusOr<MegatronBlend> MegatronCache::LoadBlend(
   PENSTOCK_RETURN_IF_ERROR(samples.Check({"int64"}, 0));
   PENSTOCK_RETURN_IF_ERROR(parts.CheckSize(size, "samples"));
   PENSTOCK_RETURN_IF_ERROR(samples.CheckSize(size, "samples"));
-  MegatronBlend blend;
-  PENSTOCK_ASSIGN_OR_RETURN(blend.part,
-                            NumberArray<uint16_t>::Make(base, size, progress));
-  PENSTOCK_ASSIGN_OR_RETURN(blend.sample,
-                            NumberArray<uint32_t>::Make(base, size, progress));
-  PENSTOCK_RETURN_IF_ERROR(
-      parts.ForEach(progress, [&](uint64_t i, int64_t number) {
-        blend.part[i] = static_cast<uint16_t>(number);
-        return number >= 0 && static_cast<uint64_t>(number) < sizes.size();
-      }));
-  PENSTOCK_RETURN_IF_ERROR(samples.ForEach(progress, [&](uint64_t i,
-                                                         int64_t number) {
-    blend.sample[i] = static_cast<uint32_t>(number);
-    return number >= 0 && static_cast<uint64_t>(number) < sizes[blend.part[i]];
+  PENSTOCK_ASSIGN_OR_RETURN(MegatronBlend blend,
+                            MegatronBlend::Make(size, sizes.size(), progress));
+  PENSTOCK_RETURN_IF_ERROR(parts.ForEach(progress, [&](uint64_t,
+                                                       int64_t number) {
+    const auto part = static_cast<uint64_t>(number);
+    return number >= 0 && part < sizes.size() && blend.Add(part) < sizes[part];
   }));
+  PENSTOCK_RETURN_IF_ERROR(
+      samples.ForEach(progress, [&](uint64_t i, int64_t number) {
+        return number == static_cast<int64_t>(blend.SampleOf(i));
+      }));
   return blend;
 }
 

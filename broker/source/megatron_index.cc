@@ -220,7 +220,10 @@ Status MegatronIndex::Keep(OpenProgress* progress) {
   if (kept()) return OkStatus();
   PENSTOCK_ASSIGN_OR_RETURN(
       auto begins,
-      NumberArray<uint64_t>::Make(idx_.path(), documents_ + 1, progress));
+      NumberArray<uint32_t>::Make(idx_.path(), documents_ + 1, progress));
+  PENSTOCK_ASSIGN_OR_RETURN(
+      auto wraps,
+      NumberArray<uint64_t>::Make(idx_.path(), tokens_ >> 32, progress));
   NumberArray<uint64_t> bytes_at;
   if (!in_a_row_) {
     PENSTOCK_ASSIGN_OR_RETURN(bytes_at, NumberArray<uint64_t>::Make(
@@ -228,34 +231,41 @@ Status MegatronIndex::Keep(OpenProgress* progress) {
   }
   progress->total.fetch_add(documents_, std::memory_order_relaxed);
   begins[0] = 0;
+  uint64_t begin = 0;
   const uint64_t each_bytes = token_bytes();
   PENSTOCK_RETURN_IF_ERROR(ForEachPlace(
       progress, [&](uint64_t document, int32_t length, int64_t place) {
-        const auto begin = static_cast<uint64_t>(place);
-        begins[document + 1] =
-            begins[document] + static_cast<uint64_t>(std::max(length, 0));
+        const auto byte = static_cast<uint64_t>(place);
+        const uint64_t end = begin + static_cast<uint64_t>(std::max(length, 0));
         // It was read before; another process may have written since.
-        const bool same = in_a_row_ ? begin == begins[document] * each_bytes
-                                    : begin <= bin_.bytes();
-        if (!same || begins[document + 1] > tokens_) {
+        const bool same =
+            in_a_row_ ? byte == begin * each_bytes : byte <= bin_.bytes();
+        if (!same || end > tokens_) {
           return DataLossError("{} changed while it was opened", idx_.path());
         }
-        if (!in_a_row_) bytes_at[document] = begin;
+        if (!in_a_row_) bytes_at[document] = byte;
+        if (end >> 32 > begin >> 32) wraps[begin >> 32] = document + 1;
+        begins[document + 1] = static_cast<uint32_t>(end);
+        begin = end;
         return OkStatus();
       }));
-  if (begins[documents_] != tokens_) {
+  if (begin != tokens_) {
     return DataLossError("{} changed while it was opened", idx_.path());
   }
   begins_ = std::move(begins);
+  wraps_ = std::move(wraps);
   bytes_at_ = std::move(bytes_at);
   return OkStatus();
 }
 
 uint64_t MegatronIndex::DocumentAt(uint64_t token) const {
-  const uint64_t* const begin = &begins_[0];
-  return static_cast<uint64_t>(
-             std::upper_bound(begin, begin + begins_.size(), token) - begin) -
-         1;
+  const uint64_t high = token >> 32;
+  const uint64_t first = high == 0 ? 0 : wraps_[high - 1];
+  const uint64_t end = high < wraps_.size() ? wraps_[high] : begins_.size();
+  const auto among = begins_.span().subspan(first, end - first);
+  const auto behind = std::upper_bound(among.begin(), among.end(),
+                                       static_cast<uint32_t>(token));
+  return first + static_cast<uint64_t>(behind - among.begin()) - 1;
 }
 
 }  // namespace penstock

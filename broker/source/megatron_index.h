@@ -8,6 +8,7 @@
 #ifndef BROKER_SOURCE_MEGATRON_INDEX_H_
 #define BROKER_SOURCE_MEGATRON_INDEX_H_
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -53,6 +54,7 @@ class NumberArray {
   T& operator[](uint64_t i) { return data_[i]; }
   const T& operator[](uint64_t i) const { return data_[i]; }
   std::span<T> span() { return {data_.get(), size_}; }
+  std::span<const T> span() const { return {data_.get(), size_}; }
 
  private:
   std::unique_ptr<T[]> data_;
@@ -93,20 +95,26 @@ class MegatronIndex {
   // PREFIX.bin; a read of PREFIX.idx.
   StatusOr<uint64_t> FindByte(uint64_t document, OpenProgress* progress) const;
 
-  // Keeps the places of all documents in memory, for what follows: 8 bytes a
-  // document, 16 where they do not lie in a row. Does nothing the second time.
+  // Keeps the places of all documents in memory, for what follows: 4 bytes a
+  // document, 12 where they do not lie in a row. Does nothing the second time.
   Status Keep(OpenProgress* progress);
   bool kept() const { return !begins_.empty(); }
   uint64_t memory_bytes() const {
-    return begins_.memory_bytes() + bytes_at_.memory_bytes();
+    return begins_.memory_bytes() + wraps_.memory_bytes() +
+           bytes_at_.memory_bytes();
   }
   // The tokens of all documents before it (<= documents()).
-  uint64_t BeginOf(uint64_t document) const { return begins_[document]; }
+  uint64_t BeginOf(uint64_t document) const {
+    const std::span<const uint64_t> wraps = wraps_.span();
+    const auto next = std::upper_bound(wraps.begin(), wraps.end(), document);
+    return static_cast<uint64_t>(next - wraps.begin()) << 32 |
+           begins_[document];
+  }
   uint64_t LengthOf(uint64_t document) const {
     return begins_[document + 1] - begins_[document];
   }
   uint64_t ByteOf(uint64_t document) const {
-    return in_a_row_ ? begins_[document] * token_bytes() : bytes_at_[document];
+    return in_a_row_ ? BeginOf(document) * token_bytes() : bytes_at_[document];
   }
   // The last document that begins at this token (< tokens()) or before it.
   uint64_t DocumentAt(uint64_t token) const;
@@ -129,7 +137,10 @@ class MegatronIndex {
   uint64_t documents_ = 0;
   uint64_t tokens_ = 0;
   bool in_a_row_ = true;
-  NumberArray<uint64_t> begins_;    // in tokens, with the end
+  // In tokens, with the end: the low 32 bits, and the documents at which the
+  // high ones grow, by one as a length has 31 bits.
+  NumberArray<uint32_t> begins_;
+  NumberArray<uint64_t> wraps_;
   NumberArray<uint64_t> bytes_at_;  // empty if they lie in a row
 };
 

@@ -7,7 +7,6 @@
 
 #include "broker/index/values.h"
 #include "common/exact_max.h"
-#include "common/hash.h"
 
 namespace penstock {
 namespace {
@@ -16,6 +15,11 @@ constexpr uint64_t kCheckEach = uint64_t{1} << 20;
 // Reads of memory that are under way: a random one takes as long as so many
 // steps.
 constexpr uint64_t kAhead = 32;
+// About so many documents lie between two samples whose beginning is kept.
+constexpr uint64_t kDocumentsApart = 8;
+// Rows of a block of a blend, at least, and for each part.
+constexpr uint64_t kBlendBlock = 16;
+constexpr uint64_t kBlendBlockOfPart = 4;
 
 // Fills a request with pieces of a file; those that touch are one.
 class PieceSink {
@@ -194,9 +198,7 @@ class ShuffledSamples final : public MegatronSamples {
  public:
   ShuffledSamples(const MegatronIndex* index, const MegatronRules& rules,
                   MegatronArrays arrays)
-      : index_(*index),
-        extra_(rules.extra_token ? 1 : 0),
-        arrays_(std::move(arrays)) {
+      : index_(*index), rules_(rules), arrays_(std::move(arrays)) {
     size_ = arrays_.shuffled.size();
   }
 
@@ -207,23 +209,36 @@ class ShuffledSamples final : public MegatronSamples {
 
   void Locate(uint64_t sample, ReadRequest* request) const override {
     const uint64_t number = arrays_.shuffled[sample];
-    uint64_t document = arrays_.begins[number] >> 31;
-    uint64_t offset = OffsetOf(arrays_.begins[number]);
-    const uint64_t last = arrays_.begins[number + 1] >> 31;
-    const uint64_t end = OffsetOf(arrays_.begins[number + 1]) + extra_;
+    const uint64_t kept = arrays_.begins[number / arrays_.apart];
+    // Tokens from the beginning of the document on.
+    uint64_t offset = (kept & INT32_MAX) + BeginOf(number) -
+                      BeginOf(number - number % arrays_.apart);
+    uint64_t left = rules_.sample_tokens();
     PieceSink sink(index_, request);
-    for (; document < last; ++document, offset = 0) {
-      const uint32_t id = arrays_.documents[document];
-      sink.Add(id, offset, index_.LengthOf(id) - offset);
+    for (uint64_t at = kept >> 31; left > 0 && at < arrays_.documents.size();
+         ++at) {
+      const uint32_t document = arrays_.documents[at];
+      const uint64_t length = index_.LengthOf(document);
+      if (offset >= length) {
+        offset -= length;
+        continue;
+      }
+      const uint64_t tokens = std::min(length - offset, left);
+      sink.Add(document, offset, tokens);
+      left -= tokens;
+      offset = 0;
     }
-    sink.Add(arrays_.documents[document], offset, end - offset);
   }
 
  private:
-  static uint64_t OffsetOf(uint64_t begin) { return begin & INT32_MAX; }
+  // In all tokens. Single precision may count samples behind the last token.
+  uint64_t BeginOf(uint64_t number) const {
+    return std::min(number * rules_.sequence_length,
+                    arrays_.tokens - (rules_.extra_token ? 1 : 0));
+  }
 
   const MegatronIndex& index_;
-  const uint64_t extra_;
+  const MegatronRules rules_;
   const MegatronArrays arrays_;
 };
 
@@ -244,57 +259,6 @@ Status NoSampleError(const MegatronIndex& index, MegatronRange range,
       "({}); take a shorter sequence_length, or another `split`",
       index.idx().path(), range.begin, range.end, tokens,
       rules.sample_tokens());
-}
-
-// The beginnings of all samples, for documents in their final order.
-Status FindBegins(const MegatronIndex& index, const MegatronRules& rules,
-                  MegatronArrays* arrays, OpenProgress* progress) {
-  const NumberArray<uint32_t>& documents = arrays->documents;
-  NumberArray<uint64_t>& begins = arrays->begins;
-  const int64_t extra = rules.extra_token ? 1 : 0;
-  uint64_t document = 0;
-  int64_t offset = 0;
-  begins[0] = 0;
-  for (uint64_t sample = 1; sample < begins.size(); ++sample) {
-    if (sample % kCheckEach == 0) {
-      PENSTOCK_RETURN_IF_ERROR(progress->CheckCancelled(index.idx().path()));
-    }
-    const uint64_t first = document;
-    int64_t left = static_cast<int64_t>(rules.sample_tokens());
-    for (;;) {
-      if (document + kAhead < documents.size()) {
-        index.Expect(documents[document + kAhead]);
-      }
-      const auto length =
-          static_cast<int64_t>(index.LengthOf(documents[document]));
-      left -= length - offset;
-      if (left <= 0) {
-        // The token that a sample ends with begins the next one, too.
-        offset = length + left - extra;
-        break;
-      }
-      if (document + 1 == documents.size()) {
-        offset = length - extra;
-        break;
-      }
-      ++document;
-      offset = 0;
-    }
-    if (offset < 0) {
-      return InvalidArgumentError(
-          "{}: the document that comes last, {}, has no token, where Megatron "
-          "fails, too; `last_partial: drop` goes on",
-          index.idx().path(), documents[document]);
-    }
-    if (document - first >= kMegatronPiecesMax) {
-      return InvalidArgumentError(
-          "{}: sample {} lies in {} documents; at most {}", index.idx().path(),
-          sample - 1, document - first + 1, kMegatronPiecesMax);
-    }
-    begins[sample] =
-        MegatronArrays::Begin(document, static_cast<uint64_t>(offset));
-  }
-  return OkStatus();
 }
 
 }  // namespace
@@ -432,6 +396,26 @@ StatusOr<MegatronSizes> FindMegatronSizes(const MegatronIndex& index,
   return sizes;
 }
 
+StatusOr<MegatronArrays> MakeMegatronArrays(const std::string& what,
+                                            const MegatronSizes& sizes,
+                                            OpenProgress* progress) {
+  MegatronArrays arrays;
+  arrays.apart =
+      std::max<uint64_t>(1, kDocumentsApart * sizes.samples / sizes.documents);
+  arrays.tokens = sizes.passes * sizes.tokens;
+  PENSTOCK_ASSIGN_OR_RETURN(
+      arrays.documents,
+      NumberArray<uint32_t>::Make(what, sizes.documents, progress));
+  PENSTOCK_ASSIGN_OR_RETURN(
+      arrays.begins,
+      NumberArray<uint64_t>::Make(what, (sizes.samples - 1) / arrays.apart + 1,
+                                  progress));
+  PENSTOCK_ASSIGN_OR_RETURN(
+      arrays.shuffled,
+      NumberArray<uint32_t>::Make(what, sizes.samples, progress));
+  return arrays;
+}
+
 StatusOr<MegatronArrays> BuildMegatronArrays(const MegatronIndex& index,
                                              MegatronRange range,
                                              const MegatronRules& rules,
@@ -439,17 +423,8 @@ StatusOr<MegatronArrays> BuildMegatronArrays(const MegatronIndex& index,
   const std::string& path = index.idx().path();
   PENSTOCK_ASSIGN_OR_RETURN(const MegatronSizes sizes,
                             FindMegatronSizes(index, range, rules));
-  MegatronArrays arrays;
-  PENSTOCK_ASSIGN_OR_RETURN(
-      arrays.documents,
-      NumberArray<uint32_t>::Make(path, sizes.documents, progress));
-  PENSTOCK_ASSIGN_OR_RETURN(
-      arrays.begins,
-      NumberArray<uint64_t>::Make(path, sizes.samples + 1, progress));
-  PENSTOCK_ASSIGN_OR_RETURN(
-      arrays.shuffled,
-      NumberArray<uint32_t>::Make(path, sizes.samples, progress));
-
+  PENSTOCK_ASSIGN_OR_RETURN(MegatronArrays arrays,
+                            MakeMegatronArrays(path, sizes, progress));
   const uint64_t documents = range.end - range.begin;
   for (uint64_t pass = 0; pass < sizes.passes; ++pass) {
     PENSTOCK_RETURN_IF_ERROR(progress->CheckCancelled(path));
@@ -466,7 +441,13 @@ StatusOr<MegatronArrays> BuildMegatronArrays(const MegatronIndex& index,
   PENSTOCK_RETURN_IF_ERROR(
       ShuffleAsNumpy(all.first(all.size() - last.size()), &random, progress));
   PENSTOCK_RETURN_IF_ERROR(ShuffleAsNumpy(last, &random, progress));
-  PENSTOCK_RETURN_IF_ERROR(FindBegins(index, rules, &arrays, progress));
+  MegatronWalk walk(&index, rules, &arrays);
+  for (uint64_t sample = 0; sample < sizes.samples; ++sample) {
+    if (sample % kCheckEach == 0) {
+      PENSTOCK_RETURN_IF_ERROR(progress->CheckCancelled(path));
+    }
+    PENSTOCK_RETURN_IF_ERROR(walk.Next());
+  }
   const std::span<uint32_t> shuffled = arrays.shuffled.span();
   PENSTOCK_RETURN_IF_ERROR(
       FillShuffled(shuffled.first(sizes.shuffled_first), 0, &random, progress));
@@ -476,91 +457,53 @@ StatusOr<MegatronArrays> BuildMegatronArrays(const MegatronIndex& index,
   return arrays;
 }
 
-namespace {
-
-// Whether the numbers from `first` on come so many times each: by sums of their
-// hashes, which need no memory. A file that lost its end has zeros.
-bool EachComes(const NumberArray<uint32_t>& numbers, uint64_t first,
-               uint64_t times) {
-  uint64_t sum = 0;
-  uint64_t wanted = 0;
-  for (uint64_t i = 0; i < numbers.size(); ++i) sum += Mix64(numbers[i]);
-  for (uint64_t i = 0; i < numbers.size() / times; ++i) {
-    wanted += times * Mix64(first + i);
-  }
-  return sum == wanted;
+MegatronWalk::MegatronWalk(const MegatronIndex* index,
+                           const MegatronRules& rules, MegatronArrays* arrays)
+    : index_(*index),
+      extra_(rules.extra_token ? 1 : 0),
+      sample_tokens_(static_cast<int64_t>(rules.sample_tokens())),
+      arrays_(arrays) {
+  arrays_->begins[0] = 0;
 }
 
-}  // namespace
-
-Status CheckMegatronArrays(const MegatronArrays& arrays,
-                           const MegatronIndex& index, MegatronRange range,
-                           const MegatronRules& rules, OpenProgress* progress) {
-  const uint64_t extra = rules.extra_token ? 1 : 0;
-  const NumberArray<uint32_t>& documents = arrays.documents;
-  for (uint64_t i = 0; i < documents.size(); ++i) {
-    if (documents[i] < range.begin || documents[i] >= range.end) {
-      return DataLossError(
-          "document {} of the order is {}, which is none of {} to {}", i,
-          documents[i], range.begin, range.end);
+Status MegatronWalk::Next() {
+  const NumberArray<uint32_t>& documents = arrays_->documents;
+  const uint64_t first = document_;
+  int64_t left = sample_tokens_;
+  for (;;) {
+    if (document_ + kAhead < documents.size()) {
+      index_.Expect(documents[document_ + kAhead]);
     }
+    const auto length =
+        static_cast<int64_t>(index_.LengthOf(documents[document_]));
+    left -= length - offset_;
+    if (left <= 0) {
+      // The token that a sample ends with begins the next one, too.
+      offset_ = length + left - extra_;
+      break;
+    }
+    if (document_ + 1 == documents.size()) {
+      offset_ = length - extra_;
+      break;
+    }
+    ++document_;
+    offset_ = 0;
   }
-  const uint64_t passes = documents.size() / (range.end - range.begin);
-  if (!EachComes(documents, range.begin, passes)) {
-    return DataLossError("document_index.npy does not have each document {}",
-                         passes == 1 ? "once" : Format("{} times", passes));
+  if (offset_ < 0) {
+    return InvalidArgumentError(
+        "{}: the document that comes last, {}, has no token, where Megatron "
+        "fails, too; `last_partial: drop` goes on",
+        index_.idx().path(), documents[document_]);
   }
-  for (uint64_t sample = 0; sample < arrays.shuffled.size(); ++sample) {
-    if (sample % kCheckEach == 0) {
-      PENSTOCK_RETURN_IF_ERROR(progress->CheckCancelled(index.idx().path()));
-    }
-    const auto [first, offset] = std::pair(arrays.begins[sample] >> 31,
-                                           arrays.begins[sample] & INT32_MAX);
-    const auto [last, end] = std::pair(arrays.begins[sample + 1] >> 31,
-                                       arrays.begins[sample + 1] & INT32_MAX);
-    if (last >= documents.size() || first > last ||
-        last - first >= kMegatronPiecesMax) {
-      return DataLossError(
-          "sample {} begins in document {} and ends in document {} of {}",
-          sample, first, last, documents.size());
-    }
-    uint64_t tokens = end + extra;
-    bool lies = tokens <= index.LengthOf(documents[last]);
-    if (first == last) {
-      lies = lies && offset <= tokens;
-      tokens -= offset;
-    } else {
-      const uint64_t length = index.LengthOf(documents[first]);
-      lies = lies && offset <= length;
-      tokens += length - offset;
-    }
-    for (uint64_t between = first + 1; between < last; ++between) {
-      if (between + kAhead < documents.size()) {
-        index.Expect(documents[between + kAhead]);
-      }
-      tokens += index.LengthOf(documents[between]);
-    }
-    if (!lies) {
-      return DataLossError(
-          "sample {} begins at token {} of document {} and ends at {} of "
-          "document {}, which are shorter",
-          sample, offset, first, end, last);
-    }
-    if (tokens != rules.sample_tokens() &&
-        (!rules.pads_last || tokens > rules.sample_tokens())) {
-      return DataLossError("sample {} has {} tokens; wanted {}", sample, tokens,
-                           rules.sample_tokens());
-    }
-    if (arrays.shuffled[sample] >= arrays.shuffled.size()) {
-      return DataLossError("place {} of the shuffled ones has sample {} of {}",
-                           sample, arrays.shuffled[sample],
-                           arrays.shuffled.size());
-    }
+  if (document_ - first >= kMegatronPiecesMax) {
+    return InvalidArgumentError(
+        "{}: sample {} lies in {} documents; at most {}", index_.idx().path(),
+        sample_, document_ - first + 1, kMegatronPiecesMax);
   }
-  if (!EachComes(arrays.shuffled, 0, 1)) {
-    return DataLossError(
-        "shuffle_index.npy does not have each of {} samples once",
-        arrays.shuffled.size());
+  ++sample_;
+  const uint64_t kept = sample_ / arrays_->apart;
+  if (sample_ % arrays_->apart == 0 && kept < arrays_->begins.size()) {
+    arrays_->begins[kept] = document_ << 31 | offset();
   }
   return OkStatus();
 }
@@ -621,12 +564,7 @@ class Behind {
     }
     return next;
   }
-  // Gives the number of its samples before.
-  uint64_t Take(size_t part) {
-    const double before = taken_[part];
-    taken_[part] += 1;
-    return static_cast<uint64_t>(before);
-  }
+  void Take(size_t part) { taken_[part] += 1; }
   void Drop(size_t part) { std::erase(parts_, part); }
 
  private:
@@ -635,20 +573,43 @@ class Behind {
   std::vector<size_t> parts_;
 };
 
-StatusOr<MegatronBlend> MakeBlend(uint64_t size, OpenProgress* progress) {
+}  // namespace
+
+StatusOr<MegatronBlend> MegatronBlend::Make(uint64_t size, size_t parts,
+                                            OpenProgress* progress) {
   if (size > MegatronArrays::kSamplesMax) {
     return InvalidArgumentError("a blend of {} samples; at most {}", size,
                                 MegatronArrays::kSamplesMax);
   }
   MegatronBlend blend;
+  blend.taken_.resize(parts);
+  blend.block_ = std::max(kBlendBlock, kBlendBlockOfPart * parts);
   PENSTOCK_ASSIGN_OR_RETURN(
-      blend.part, NumberArray<uint16_t>::Make("blend", size, progress));
+      blend.parts_, NumberArray<uint16_t>::Make("blend", size, progress));
   PENSTOCK_ASSIGN_OR_RETURN(
-      blend.sample, NumberArray<uint32_t>::Make("blend", size, progress));
+      blend.before_,
+      NumberArray<uint32_t>::Make(
+          "blend", (size + blend.block_ - 1) / blend.block_ * parts, progress));
   return blend;
 }
 
-}  // namespace
+uint64_t MegatronBlend::Add(size_t part) {
+  if (filled_ % block_ == 0) {
+    std::copy(taken_.begin(), taken_.end(),
+              &before_[filled_ / block_ * taken_.size()]);
+  }
+  parts_[filled_++] = static_cast<uint16_t>(part);
+  return taken_[part]++;
+}
+
+uint64_t MegatronBlend::SampleOf(uint64_t row) const {
+  const uint64_t block = row / block_;
+  const uint16_t part = parts_[row];
+  const auto since =
+      parts_.span().subspan(block * block_, row - block * block_);
+  return before_[block * taken_.size() + part] +
+         static_cast<uint64_t>(std::count(since.begin(), since.end(), part));
+}
 
 std::vector<double> NormalizedAsMegatron(std::span<const double> weights) {
   const double sum = PairwiseSum(weights);
@@ -664,15 +625,16 @@ uint64_t MegatronShare(double weight, uint64_t samples, double surplus) {
 
 StatusOr<MegatronBlend> MegatronBlend::InProportion(
     std::span<const double> weights, uint64_t size, OpenProgress* progress) {
-  PENSTOCK_ASSIGN_OR_RETURN(MegatronBlend blend, MakeBlend(size, progress));
+  PENSTOCK_ASSIGN_OR_RETURN(MegatronBlend blend,
+                            Make(size, weights.size(), progress));
   Behind behind(NormalizedAsMegatron(weights));
   for (uint64_t row = 0; row < size; ++row) {
     if (row % kCheckEach == 0) {
       PENSTOCK_RETURN_IF_ERROR(progress->CheckCancelled("blend"));
     }
     const size_t part = behind.Next(row);
-    blend.part[row] = static_cast<uint16_t>(part);
-    blend.sample[row] = static_cast<uint32_t>(behind.Take(part));
+    behind.Take(part);
+    blend.Add(part);
   }
   return blend;
 }
@@ -681,7 +643,8 @@ StatusOr<MegatronBlend> MegatronBlend::OfAll(std::span<const uint64_t> sizes,
                                              OpenProgress* progress) {
   uint64_t size = 0;
   for (const uint64_t each : sizes) size += each;
-  PENSTOCK_ASSIGN_OR_RETURN(MegatronBlend blend, MakeBlend(size, progress));
+  PENSTOCK_ASSIGN_OR_RETURN(MegatronBlend blend,
+                            Make(size, sizes.size(), progress));
   std::vector<double> weights;
   for (const uint64_t each : sizes) {
     weights.push_back(static_cast<double>(each) / static_cast<double>(size));
@@ -692,10 +655,8 @@ StatusOr<MegatronBlend> MegatronBlend::OfAll(std::span<const uint64_t> sizes,
       PENSTOCK_RETURN_IF_ERROR(progress->CheckCancelled("blend"));
     }
     const size_t part = behind.Next(row);
-    blend.part[row] = static_cast<uint16_t>(part);
-    const uint64_t before = behind.Take(part);
-    blend.sample[row] = static_cast<uint32_t>(before);
-    if (before + 1 == sizes[part]) behind.Drop(part);
+    behind.Take(part);
+    if (blend.Add(part) + 1 == sizes[part]) behind.Drop(part);
   }
   return blend;
 }

@@ -75,16 +75,15 @@ std::unique_ptr<MegatronSamples> MegatronDocuments(const MegatronIndex* index,
 // The arrays of a GPTDataset.
 struct MegatronArrays {
   NumberArray<uint32_t> documents;  // of all passes, in order
-  // Where each sample begins, and the last one ends: the number of a document
-  // in `documents` << 31 | the tokens before it there. A length has 31 bits.
+  // Where every apart-th sample begins: the number of a document in `documents`
+  // << 31 | the tokens before it there. A length has 31 bits.
   NumberArray<uint64_t> begins;
+  uint64_t apart = 1;
+  uint64_t tokens = 0;             // of all documents
   NumberArray<uint32_t> shuffled;  // the sample that comes at each place
 
   static constexpr uint64_t kDocumentsMax = uint64_t{1} << 33;
   static constexpr uint64_t kSamplesMax = uint64_t{UINT32_MAX} - 2;
-  static uint64_t Begin(uint64_t document, uint64_t offset) {
-    return document << 31 | offset;
-  }
 };
 
 // How many of each there are.
@@ -101,16 +100,39 @@ struct MegatronSizes {
 StatusOr<MegatronSizes> FindMegatronSizes(const MegatronIndex& index,
                                           MegatronRange range,
                                           const MegatronRules& rules);
+// Arrays of these sizes, not filled.
+StatusOr<MegatronArrays> MakeMegatronArrays(const std::string& what,
+                                            const MegatronSizes& sizes,
+                                            OpenProgress* progress);
 StatusOr<MegatronArrays> BuildMegatronArrays(const MegatronIndex& index,
                                              MegatronRange range,
                                              const MegatronRules& rules,
                                              OpenProgress* progress);
-// Arrays that Megatron has left, of these sizes. DataLoss: samples that do not
-// lie in the documents, or have other lengths than the rules say; documents or
-// samples of which some come oftener than others.
-Status CheckMegatronArrays(const MegatronArrays& arrays,
-                           const MegatronIndex& index, MegatronRange range,
-                           const MegatronRules& rules, OpenProgress* progress);
+
+// Goes from the beginning of each sample to that of the next, along documents
+// in their final order, as build_sample_idx does, and keeps some in
+// arrays->begins.
+class MegatronWalk {
+ public:
+  // All outlive it.
+  MegatronWalk(const MegatronIndex* index, const MegatronRules& rules,
+               MegatronArrays* arrays);
+  uint64_t document() const { return document_; }  // its number in `documents`
+  uint64_t offset() const { return static_cast<uint64_t>(offset_); }
+  // InvalidArgument: a sample lies in too many documents; the last is empty.
+  Status Next();
+
+ private:
+  const MegatronIndex& index_;
+  const int64_t extra_;
+  const int64_t sample_tokens_;
+  MegatronArrays* const arrays_;
+  uint64_t sample_ = 0;
+  uint64_t document_ = 0;
+  int64_t offset_ = 0;
+};
+
+// rules: those that the arrays were made by.
 std::unique_ptr<MegatronSamples> MegatronSamplesOf(const MegatronIndex* index,
                                                    const MegatronRules& rules,
                                                    MegatronArrays arrays);
@@ -122,11 +144,14 @@ std::vector<double> NormalizedAsMegatron(std::span<const double> weights);
 // How many samples a part of this weight gives of so many, and with a surplus.
 uint64_t MegatronShare(double weight, uint64_t samples, double surplus);
 
-struct MegatronBlend {
-  NumberArray<uint16_t> part;    // of each sample
-  NumberArray<uint32_t> sample;  // of that part
+// Which sample of which part comes at each place: that of a part whose turn is
+// the n-th is its sample n. Up to 3 bytes a place.
+class MegatronBlend {
+ public:
   static constexpr size_t kPartsMax = 16384;
-
+  // One that is filled by Add, of so many places.
+  static StatusOr<MegatronBlend> Make(uint64_t size, size_t parts,
+                                      OpenProgress* progress);
   // In proportion to weights, which are normalized here once more.
   static StatusOr<MegatronBlend> InProportion(std::span<const double> weights,
                                               uint64_t size,
@@ -134,6 +159,25 @@ struct MegatronBlend {
   // All samples of parts of these sizes.
   static StatusOr<MegatronBlend> OfAll(std::span<const uint64_t> sizes,
                                        OpenProgress* progress);
+
+  // The next place is this part's. Gives the number of its sample.
+  uint64_t Add(size_t part);
+  const std::vector<uint64_t>& taken() const { return taken_; }  // of each part
+
+  uint64_t size() const { return parts_.size(); }
+  size_t PartOf(uint64_t row) const { return parts_[row]; }
+  uint64_t SampleOf(uint64_t row) const;
+  uint64_t memory_bytes() const {
+    return parts_.memory_bytes() + before_.memory_bytes();
+  }
+
+ private:
+  uint64_t filled_ = 0;
+  std::vector<uint64_t> taken_;
+  NumberArray<uint16_t> parts_;
+  // The samples of each part before each block of rows.
+  uint64_t block_ = 0;
+  NumberArray<uint32_t> before_;
 };
 
 }  // namespace penstock

@@ -25,7 +25,7 @@
 namespace penstock {
 namespace {
 
-constexpr uint64_t kColumnsMagic = 0x314c4f4354534e50;  // "PNSTCOL1"
+constexpr uint64_t kColumnsMagic = 0x324c4f4354534e50;  // "PNSTCOL2"
 constexpr char kCacheKind[] = "column";
 // Records of one turn of a thread, and of it at once in flight.
 constexpr uint64_t kTurn = 1 << 14;
@@ -41,11 +41,13 @@ struct Header {
   uint64_t magic = kColumnsMagic;
   uint64_t key_bytes = 0;
   uint64_t records = 0;
+  uint64_t bad_records = 0;
+  uint64_t first_bad = 0;
   uint64_t texts = 0;
   uint64_t text_bytes = 0;
   Fingerprint::Digest digest{};
 };
-static_assert(sizeof(Header) == 56);
+static_assert(sizeof(Header) == 72);
 
 // A feature that a column can be made of.
 struct Readable {
@@ -99,10 +101,39 @@ uint64_t BytesOf(const ReadRequest& request) {
   return bytes;
 }
 
+// Records without a value whose errors are none. Any thread adds to them.
+class BadRecords {
+ public:
+  // numbers: the value is one, and 0 for them.
+  BadRecords(const WithoutValues& without, bool numbers)
+      : without_(without), takes_(numbers && without.bad_ones) {}
+
+  bool excludes(uint64_t record) const { return without_.has(record); }
+  // status: of the record. Gives what is left of it.
+  Status Take(uint64_t record, const Status& status) {
+    if (status.ok() || excludes(record)) return OkStatus();
+    if (!takes_ || status.code() != StatusCode::kDataLoss) return status;
+    const std::lock_guard<std::mutex> lock(mutex_);
+    first_ = count_++ == 0 ? record : std::min(first_, record);
+    return OkStatus();
+  }
+
+  // Once all threads are done.
+  uint64_t count() const { return count_; }
+  uint64_t first() const { return first_; }
+
+ private:
+  const WithoutValues& without_;
+  const bool takes_;
+  std::mutex mutex_;
+  uint64_t count_ = 0;
+  uint64_t first_ = 0;
+};
+
 // Calls each(record, raw) for the records [begin, end), in any order.
 template <typename Each>
 Status ReadRecords(const Source& source, uint64_t begin, uint64_t end,
-                   const WithoutValues& without, const Each& each) {
+                   BadRecords* bad, const Each& each) {
   std::vector<std::byte> scratch;
   RawRecord raw;
   ReadRequest request;
@@ -110,9 +141,8 @@ Status ReadRecords(const Source& source, uint64_t begin, uint64_t end,
   if (request.kind == ReadRequest::Kind::kNone) {
     for (uint64_t record = begin; record < end; ++record) {
       const Status unpacked = source.Unpack(record, {}, &scratch, &raw);
-      if (!unpacked.ok() && without.has(record)) continue;
-      PENSTOCK_RETURN_IF_ERROR(unpacked);
-      PENSTOCK_RETURN_IF_ERROR(each(record, raw));
+      PENSTOCK_RETURN_IF_ERROR(unpacked.ok() ? each(record, raw)
+                                             : bad->Take(record, unpacked));
     }
     return OkStatus();
   }
@@ -144,16 +174,12 @@ Status ReadRecords(const Source& source, uint64_t begin, uint64_t end,
     for (bool any = reader->Next(kWaitForever, &done); any;
          any = reader->Next(kNoWait, &done)) {
       const InFlight read = in_flight[done.ticket];
-      if (status.ok()) {
-        status = done.status;
-        if (status.ok()) {
-          status = source.Unpack(read.record, done.read(), &scratch, &raw);
-        }
-        if (status.ok()) {
-          status = each(read.record, raw);
-        } else if (without.has(read.record)) {
-          status = OkStatus();
-        }
+      if (status.ok() && done.status.ok()) {
+        status = source.Unpack(read.record, done.read(), &scratch, &raw);
+        status = status.ok() ? each(read.record, raw)
+                             : bad->Take(read.record, status);
+      } else if (status.ok() && !bad->excludes(read.record)) {
+        status = done.status;  // storage may give it another time
       }
       bytes_in_flight -= read.bytes;
       reader->Release(done.ticket);
@@ -167,7 +193,7 @@ Status ReadRecords(const Source& source, uint64_t begin, uint64_t end,
 // The same of records that a process makes, in their order.
 template <typename Each>
 Status MakeRecords(const Source& source, uint64_t begin, uint64_t end,
-                   const WithoutValues& without, const OpenProgress& progress,
+                   BadRecords* bad, const OpenProgress& progress,
                    const Each& each) {
   constexpr uint64_t kAtOnce = 1024;
   const std::unique_ptr<Source::Maker> maker =
@@ -187,9 +213,9 @@ Status MakeRecords(const Source& source, uint64_t begin, uint64_t end,
       maker->Expect(0, rest);
       made = maker->Make(0, rest.front(), &raw);
     }
-    if (!made.ok() && without.has(record)) continue;
-    if (!made.ok()) return made.Prepend(source.Describe(record));
-    PENSTOCK_RETURN_IF_ERROR(each(record, raw));
+    PENSTOCK_RETURN_IF_ERROR(
+        made.ok() ? each(record, raw)
+                  : bad->Take(record, made.Prepend(source.Describe(record))));
   }
   return OkStatus();
 }
@@ -285,6 +311,9 @@ class ColumnValues {
     if (IsWhole()) return static_cast<int64_t>(bits);
     return std::bit_cast<double>(bits);
   }
+  bool is_text() const { return readable_.bytes_feature.has_value(); }
+  uint64_t bad_records() const { return bad_records_; }
+  uint64_t first_bad() const { return first_bad_; }
   uint64_t memory_bytes() const {
     uint64_t bytes = numbers_.size() * sizeof(numbers_[0]) +
                      places_.size() * sizeof(places_[0]);
@@ -313,16 +342,20 @@ class ColumnValues {
           each->records_ * (each->readable_.bytes_feature ? sizeof(uint32_t)
                                                           : sizeof(uint64_t))));
       each->key_ = each->KeyOf(spec, source, without);
-      PENSTOCK_ASSIGN_OR_RETURN(const bool cached, each->ReadCache(progress));
+      PENSTOCK_ASSIGN_OR_RETURN(const bool cached,
+                                each->ReadCache(without, progress));
       if (!cached) missing.push_back(each);
     }
     if (missing.empty()) return OkStatus();
+    BadRecords bad(without, !missing[0]->is_text());
     if (missing[0]->made_ == nullptr) {
-      PENSTOCK_RETURN_IF_ERROR(missing[0]->Read(source, without, progress));
+      PENSTOCK_RETURN_IF_ERROR(missing[0]->Read(source, &bad, progress));
     } else {
-      PENSTOCK_RETURN_IF_ERROR(MakeAll(missing, source, without, progress));
+      PENSTOCK_RETURN_IF_ERROR(MakeAll(missing, source, &bad, progress));
     }
-    for (const ColumnValues* each : missing) {
+    for (ColumnValues* each : missing) {
+      each->bad_records_ = bad.count();
+      each->first_bad_ = bad.first();
       // A failure costs time at the next opening.
       if (!each->key_.empty() && !source.Changed()) (void)each->WriteCache();
     }
@@ -335,8 +368,13 @@ class ColumnValues {
            readable_.dtype != DType::kFloat64;
   }
 
-  Status Read(const Source& source, const WithoutValues& without,
-              OpenProgress* progress) {
+  // What a thread does with each record, and then.
+  struct Turn {
+    std::function<Status(uint64_t record, const RawRecord& raw)> each;
+    std::function<Status()> end = [] { return OkStatus(); };
+  };
+
+  Status Read(const Source& source, BadRecords* bad, OpenProgress* progress) {
     Texts texts(progress);
     if (readable_.bytes_feature) {
       places_.resize(records_);
@@ -348,9 +386,9 @@ class ColumnValues {
     const Source& column = alone ? *alone : source;
     const Readable readable = *FindReadable(column.raw_spec(), name_);
     PENSTOCK_RETURN_IF_ERROR(
-        OfAllRecords(column, /*in_processes=*/false, without, progress, [&] {
-          return [&, known = std::make_shared<KnownTexts>(&texts)](
-                     uint64_t record, const RawRecord& raw) {
+        OfAllRecords(column, /*in_processes=*/false, bad, progress, [&] {
+          return Turn{[&, known = std::make_shared<KnownTexts>(&texts)](
+                          uint64_t record, const RawRecord& raw) {
             if (readable.bytes_feature) {
               PENSTOCK_ASSIGN_OR_RETURN(places_[record],
                                         known->PlaceOf(TextIn(raw, readable)));
@@ -358,32 +396,34 @@ class ColumnValues {
             }
             SetNumber(record, readable, raw[readable.feature].data());
             return OkStatus();
-          };
+          }};
         }));
     texts_ = texts.Sort(&places_);
     return OkStatus();
   }
 
   static Status MakeAll(std::span<ColumnValues* const> columns,
-                        const Source& source, const WithoutValues& without,
+                        const Source& source, BadRecords* bad,
                         OpenProgress* progress) {
     const MadeNumbers& made = *columns[0]->made_;
     for (ColumnValues* each : columns) each->numbers_.resize(each->records_);
-    return OfAllRecords(source, made.in_processes, without, progress, [&] {
-      return [&, columns, make = made.begin()](uint64_t record,
-                                               const RawRecord& raw) {
-        const auto numbers = make(raw);
-        if (!numbers.ok()) {
-          return without.has(record)
-                     ? OkStatus()
-                     : numbers.status().Prepend(source.Describe(record));
-        }
-        for (ColumnValues* each : columns) {
-          each->SetNumber(record, each->readable_,
-                          (*numbers)[each->readable_.feature]);
-        }
-        return OkStatus();
-      };
+    const auto take = [&, columns](uint64_t record, const auto& numbers) {
+      if (!numbers.ok()) {
+        return bad->Take(record,
+                         numbers.status().Prepend(source.Describe(record)));
+      }
+      for (ColumnValues* each : columns) {
+        each->SetNumber(record, each->readable_,
+                        (*numbers)[each->readable_.feature]);
+      }
+      return OkStatus();
+    };
+    return OfAllRecords(source, made.in_processes, bad, progress, [&] {
+      const std::shared_ptr<MadeNumbers::Maker> maker = made.begin(take);
+      return Turn{[maker](uint64_t record, const RawRecord& raw) {
+                    return maker->Add(record, raw);
+                  },
+                  [maker] { return maker->Finish(); }};
     });
   }
 
@@ -392,11 +432,11 @@ class ColumnValues {
     numbers_[record] = BitsOf(NumberOf(readable.dtype, number));
   }
 
-  // begin_turn() gives each thread what it calls with each of its records.
+  // begin_turn() gives each thread its Turn.
   template <typename Begin>
   static Status OfAllRecords(const Source& source, bool in_processes,
-                             const WithoutValues& without,
-                             OpenProgress* progress, const Begin& begin_turn) {
+                             BadRecords* bad, OpenProgress* progress,
+                             const Begin& begin_turn) {
     const uint64_t records = source.record_count();
     progress->done = 0;
     progress->total = records;
@@ -418,14 +458,15 @@ class ColumnValues {
       const uint64_t begin = turn * turn_records;
       const uint64_t end = std::min(begin + turn_records, records);
       uint64_t kept = 0;
-      auto each = begin_turn();
+      const Turn of_thread = begin_turn();
       const auto keep = [&](uint64_t record, const RawRecord& raw) {
         if (++kept % kProgress == 0) progress->done += kProgress;
-        return Status(each(record, raw));
+        return of_thread.each(record, raw);
       };
       PENSTOCK_RETURN_IF_ERROR(
-          is_made ? MakeRecords(source, begin, end, without, *progress, keep)
-                  : ReadRecords(source, begin, end, without, keep));
+          is_made ? MakeRecords(source, begin, end, bad, *progress, keep)
+                  : ReadRecords(source, begin, end, bad, keep));
+      PENSTOCK_RETURN_IF_ERROR(of_thread.end());
       progress->done += kept % kProgress;
       return OkStatus();
     });
@@ -452,13 +493,16 @@ class ColumnValues {
   }
 
   // An error is the promise of memory's.
-  StatusOr<bool> ReadCache(OpenProgress* progress) {
+  StatusOr<bool> ReadCache(const WithoutValues& without,
+                           OpenProgress* progress) {
     if (key_.empty()) return false;
     auto cache = CacheReader::Open(CachePath(kCacheKind, key_));
     Header header;
     if (!cache || !cache->Read(std::as_writable_bytes(std::span(&header, 1))) ||
         header.magic != kColumnsMagic || header.key_bytes != key_.size() ||
-        header.records != records_) {
+        header.records != records_ || header.bad_records > records_ ||
+        (header.bad_records > 0 &&
+         (!without.bad_ones || header.first_bad >= records_))) {
       return false;
     }
     std::string cached_key(key_.size(), '\0');
@@ -492,6 +536,8 @@ class ColumnValues {
         std::all_of(found.places_.begin(), found.places_.end(),
                     [&](uint32_t place) { return place < ends.size(); });
     if (!in_list || found.Digest() != header.digest) return false;
+    bad_records_ = header.bad_records;
+    first_bad_ = header.first_bad;
     numbers_ = std::move(found.numbers_);
     places_ = std::move(found.places_);
     texts_ = std::move(found.texts_);
@@ -507,6 +553,8 @@ class ColumnValues {
     }
     const Header header = {.key_bytes = key_.size(),
                            .records = records_,
+                           .bad_records = bad_records_,
+                           .first_bad = first_bad_,
                            .texts = texts_.size(),
                            .text_bytes = bytes.size(),
                            .digest = Digest()};
@@ -521,7 +569,9 @@ class ColumnValues {
   const Readable readable_;
   const MadeNumbers* const made_;  // outlives the opening only
   const uint64_t records_;
-  std::string key_;                 // of the cache; "": it is not kept
+  std::string key_;  // of the cache; "": it is not kept
+  uint64_t bad_records_ = 0;
+  uint64_t first_bad_ = 0;
   std::vector<uint64_t> numbers_;   // the bits of int64 or double
   std::vector<uint32_t> places_;    // of texts, in texts_
   std::vector<std::string> texts_;  // in byte order
@@ -555,11 +605,12 @@ StatusOr<ReadColumns> ReadColumns::Open(std::span<const ColumnUse> uses,
     Status found = ColumnValues::Find(columns, spec, source, without, progress);
     if (found.code() == StatusCode::kDataLoss) {
       found = DataLossError(
-          "{}; `on_error` leaves out no record whose columns are read: mend "
-          "it, "
-          "or begin `select` with `exclude` and the list of `penstock check "
-          "--all`",
-          found.message());
+          "{}; mend it, or begin `select` with `exclude` and the list of "
+          "`penstock check --all`{}",
+          found.message(),
+          columns[0]->is_text() || without.bad_ones
+              ? ""
+              : ", or leave it out by `on_error: skip`");
     }
     if (found.ok()) return found;
     return AtPath(path,
@@ -599,6 +650,15 @@ StatusOr<ReadColumns> ReadColumns::Open(std::span<const ColumnUse> uses,
   }
   PENSTOCK_RETURN_IF_ERROR(of_map.empty() ? OkStatus()
                                           : find(of_map, of_map_path));
+  for (const auto& each : opened.columns_) {
+    if (each->bad_records() == 0 || !opened.warning_.empty()) continue;
+    opened.warning_ = Format(
+        "{} of {} records have no '{}', the first of them {}: it counts as 0, "
+        "and `on_error` goes on without them; `penstock check --all` lists "
+        "them",
+        each->bad_records(), source.record_count(), each->name(),
+        source.Describe(each->first_bad()));
+  }
   return opened;
 }
 

@@ -9,7 +9,7 @@ StatusOr<Selection> Selection::Open(const std::vector<SelectSpec>& steps,
                                     const Source& source,
                                     OpenProgress* progress,
                                     std::vector<ColumnUse> uses,
-                                    const MadeNumbers& made) {
+                                    const MadeNumbers& made, bool bad_ones) {
   for (size_t i = 0; i < steps.size(); ++i) {
     for (std::string& name : ColumnsOf(steps[i])) {
       uses.push_back({Format("select[{}]", i), std::move(name)});
@@ -37,7 +37,7 @@ StatusOr<Selection> Selection::Open(const std::vector<SelectSpec>& steps,
                                                return has(list, record);
                                              });
                                        },
-                                       std::move(excluded)},
+                                       std::move(excluded), bad_ones},
                                       made, progress));
   return opened;
 }

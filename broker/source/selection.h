@@ -78,6 +78,9 @@ struct ColumnUse {
 struct WithoutValues {
   std::function<bool(uint64_t record)> has;
   FileDigests files;  // empty if no record is excluded
+  // Nor is the error of a bad record, which `on_error` leaves out or replaces
+  // later: its numbers are 0.
+  bool bad_ones = false;
 };
 
 // Numbers that `map` makes of a record, such as the length of a decoded sound.
@@ -86,10 +89,19 @@ struct MadeNumbers {
   // What makes them. "": nothing tells whether it makes the same again.
   std::string key;
   bool in_processes = false;
-  // Where a record's lie until the next call. One thread calls it.
-  using Make = std::function<StatusOr<std::span<const std::byte* const>>(
-      const RawRecord&)>;
-  std::function<Make()> begin;  // any thread
+  // Where those of a record lie, until it returns; or its error.
+  using Take = std::function<Status(
+      uint64_t record, const StatusOr<std::span<const std::byte* const>>&)>;
+  // One thread's. Errors are those of Take.
+  class Maker {
+   public:
+    virtual ~Maker() = default;
+    // Those of this record are taken now, or together with others'.
+    virtual Status Add(uint64_t record, const RawRecord& raw) = 0;
+    // All that were added have been taken.
+    virtual Status Finish() = 0;
+  };
+  std::function<std::unique_ptr<Maker>(Take)> begin;  // any thread
 };
 
 // Columns that a selection goes by and a source knows only by reading its
@@ -120,9 +132,12 @@ class ReadColumns {
   uint64_t memory_bytes() const;
   // Adds digests of the values: they decide which records there are.
   void AddDigests(FileDigests* digests) const;
+  // What there is to say of bad records, for people.
+  const std::string& warning() const { return warning_; }
 
  private:
   std::vector<std::shared_ptr<const ColumnValues>> columns_;
+  std::string warning_;
 };
 
 // ---- selection.cc
@@ -130,13 +145,15 @@ class ReadColumns {
 // Constant once opened.
 class Selection {
  public:
-  // uses: columns that others than the steps go by. Errors begin with the path
-  // of the step: those of RecordFiles and ReadColumns.
+  // uses: columns that others than the steps go by. bad_ones: as in
+  // WithoutValues. Errors begin with the path of the step: those of RecordFiles
+  // and ReadColumns.
   static StatusOr<Selection> Open(const std::vector<SelectSpec>& steps,
                                   const SourceSpec& spec, const Source& source,
                                   OpenProgress* progress,
                                   std::vector<ColumnUse> uses = {},
-                                  const MadeNumbers& made = {});
+                                  const MadeNumbers& made = {},
+                                  bool bad_ones = false);
 
   // first: as in Source::OrderOf. Refers to this object and to source, which is
   // the one that it was opened for.
@@ -145,6 +162,7 @@ class Selection {
   bool Changed() const { return files_.Changed(); }
   uint64_t memory_bytes() const;
   void AddDigests(FileDigests* digests) const;
+  const std::string& warning() const { return read_.warning(); }
 
  private:
   RecordFiles files_;

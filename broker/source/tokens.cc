@@ -1,7 +1,10 @@
 // Where a sequence is follows from its number: nothing is kept in memory.
+// Documents are found by the token between them, when the files are opened.
 #include <algorithm>
 #include <bit>
 #include <cstring>
+#include <map>
+#include <nlohmann/json.hpp>
 
 #include "broker/declare/declaration.h"
 #include "broker/index/fingerprint.h"
@@ -54,8 +57,8 @@ size_t ConvertEach(const std::byte* from, size_t tokens, std::byte* to) {
 }
 
 template <typename To>
-size_t Convert(Stored stored, const std::byte* from, size_t tokens,
-               std::byte* to) {
+size_t ConvertTo(Stored stored, const std::byte* from, size_t tokens,
+                 std::byte* to) {
   switch (stored) {
     case Stored::kUint16:
       return ConvertEach<uint16_t, To>(from, tokens, to);
@@ -67,6 +70,20 @@ size_t Convert(Stored stored, const std::byte* from, size_t tokens,
       return ConvertEach<int64_t, To>(from, tokens, to);
   }
   return 0;
+}
+
+// of: what has the tokens, for the message.
+Status Convert(Stored stored, std::span<const std::byte> from, DType dtype,
+               std::string_view of, std::byte* to) {
+  const uint64_t tokens = from.size() / Of(stored).bytes;
+  const size_t converted =
+      (dtype == DType::kInt32
+           ? ConvertTo<int32_t>
+           : ConvertTo<int64_t>)(stored, from.data(), tokens, to);
+  if (converted == tokens) return OkStatus();
+  return DataLossError(
+      "token {} of the {} does not fit into int32; use `output_dtype: int64`",
+      converted, of);
 }
 
 // The header of a file of llm.c and modded-nanogpt: 256 numbers of 32 bits:
@@ -214,17 +231,9 @@ class Tokens final : public EvenSource {
     const uint64_t token_bytes = DTypeBytes(output_dtype_);
     if (!as_stored_) {
       scratch->resize(tokens_read_ * token_bytes);
-      const size_t converted =
-          (output_dtype_ == DType::kInt32
-               ? Convert<int32_t>
-               : Convert<int64_t>)(stored_, tokens.data(), tokens_read_,
-                                   scratch->data());
-      if (converted < tokens_read_) {
-        return DataLossError(
-            "{}: token {} of the sequence does not fit into int32; use "
-            "`output_dtype: int64`",
-            Describe(record), converted);
-      }
+      const Status status =
+          Convert(stored_, tokens, output_dtype_, "sequence", scratch->data());
+      if (!status.ok()) return status.Prepend(Describe(record));
       tokens = *scratch;
     }
     const uint64_t bytes = length_ * token_bytes;
@@ -258,6 +267,196 @@ class Tokens final : public EvenSource {
   const uint64_t tokens_read_;  // of a sequence
 };
 
+// ---- documents
+
+template <typename T>
+Status ScanDocuments(ScannedFile* file, const FileTokens& tokens,
+                     const TokenDocuments& documents, RecordSink* sink) {
+  constexpr uint64_t kBlockBytes = uint64_t{1} << 20;
+  const bool ends = documents.end.has_value();
+  const T border = static_cast<T>(ends ? *documents.end : *documents.begin);
+  const uint64_t end = tokens.data_at + tokens.tokens * sizeof(T);
+  uint64_t document = tokens.data_at;
+  for (uint64_t at = document; at < end;) {
+    PENSTOCK_ASSIGN_OR_RETURN(const std::span<const std::byte> block,
+                              file->At(at, std::min(kBlockBytes, end - at)));
+    for (size_t i = 0; i < block.size(); i += sizeof(T)) {
+      if (ValueAt<T>(&block[i]) != border) continue;
+      const uint64_t next = at + i + (ends ? sizeof(T) : 0);
+      if (next == document) continue;  // the first one begins there
+      PENSTOCK_RETURN_IF_ERROR(sink->Add(document, next - document));
+      document = next;
+    }
+    at += block.size();
+  }
+  return document < end ? sink->Add(document, end - document) : OkStatus();
+}
+
+Status FindDocuments(ScannedFile* file, const FileTokens& tokens,
+                     const TokenDocuments& documents, RecordSink* sink) {
+  switch (tokens.stored) {
+    case Stored::kUint16:
+      return ScanDocuments<uint16_t>(file, tokens, documents, sink);
+    case Stored::kUint32:
+      return ScanDocuments<uint32_t>(file, tokens, documents, sink);
+    case Stored::kInt32:
+      return ScanDocuments<int32_t>(file, tokens, documents, sink);
+    case Stored::kInt64:
+      return ScanDocuments<int64_t>(file, tokens, documents, sink);
+  }
+  return OkStatus();
+}
+
+class DocumentsOfTokens final : public IndexedSource {
+ public:
+  DocumentsOfTokens(Index index, Stored stored, DType output_dtype,
+                    uint64_t longest)
+      : IndexedSource(
+            std::move(index),
+            RawSpecOf(ElementSpec{
+                {"tokens", output_dtype, {static_cast<int64_t>(longest)}},
+                {"tokens.length", DType::kInt64, {}}})),
+        stored_(stored),
+        room_(raw_spec()[0].feature.RowBytes()) {}
+
+  Columns columns(uint64_t first) const override {
+    Columns columns = IndexedSource::columns(first);
+    for (Column& each : Source::columns(first)) {
+      columns.push_back(std::move(each));
+    }
+    return columns;
+  }
+  bool KnownNumber(uint64_t record, size_t feature,
+                   std::byte* number) const override {
+    if (feature != 1) return false;
+    const uint64_t length = index().At(record).bytes[0] / Of(stored_).bytes;
+    std::memcpy(number, &length, sizeof(length));
+    return true;
+  }
+  void Locate(uint64_t record, ReadRequest* request) const override {
+    const Index::Record document = index().At(record);
+    document.file->Locate(document.offsets[0], document.bytes[0], request);
+  }
+  Status Unpack(uint64_t record, const ReadBytes& read,
+                std::vector<std::byte>* scratch,
+                RawRecord* raw) const override {
+    const DType dtype = raw_spec()[0].feature.dtype;
+    const uint64_t length = read.bytes.size() / Of(stored_).bytes;
+    const uint64_t used = length * DTypeBytes(dtype);
+    scratch->resize(room_ + sizeof(length));
+    const Status status =
+        Convert(stored_, read.bytes, dtype, "document", scratch->data());
+    if (!status.ok()) return status.Prepend(Describe(record));
+    std::memset(scratch->data() + used, 0, room_ - used);
+    std::memcpy(scratch->data() + room_, &length, sizeof(length));
+    const std::span<const std::byte> all = *scratch;
+    raw->assign({all.first(room_), all.subspan(room_)});
+    return OkStatus();
+  }
+  std::string Describe(uint64_t record) const override {
+    const Index::Record document = index().At(record);
+    return Format("{}, document {} (offset {})", document.file->path(),
+                  document.number, document.offsets[0]);
+  }
+
+ private:
+  const Stored stored_;
+  const uint64_t room_;
+};
+
+OpenedSource OpenDocuments(const TokensSource& spec, DataFiles opened,
+                           const std::vector<FileTokens>& found,
+                           OpenProgress* progress) {
+  const TokenDocuments& documents = *spec.documents;
+  const Stored stored = found.front().stored;
+  const int64_t border =
+      documents.end ? *documents.end : documents.begin.value_or(0);
+  const std::string word =
+      Format("documents: {{{}: {}}}", documents.end ? "end" : "begin", border);
+  const bool is_signed = stored == Stored::kInt32 || stored == Stored::kInt64;
+  const uint64_t bits = 8 * Of(stored).bytes - (is_signed ? 1 : 0);
+  if (static_cast<uint64_t>(border) > UINT64_MAX >> (64 - bits)) {
+    return InvalidArgumentError("`{}` is no token of {}, as {} has", word,
+                                Of(stored).name, opened[0].path());
+  }
+  std::map<std::string, FileTokens> of_file;
+  for (size_t i = 0; i < found.size(); ++i) {
+    of_file.insert({opened[i].path(), found[i]});
+  }
+  PENSTOCK_ASSIGN_OR_RETURN(
+      Index index,
+      Index::Open(std::move(opened),
+                  {.kind = "tokens",
+                   .options = Format("{} {} {}", word, Of(stored).name,
+                                     spec.header_bytes),
+                   .scan =
+                       [&](ScannedFile* file, RecordSink* sink) {
+                         return FindDocuments(file, of_file.at(file->path()),
+                                              documents, sink);
+                       }},
+                  progress));
+  const uint64_t most = documents.max_length.value_or(kSequenceLengthMax);
+  uint64_t longest = documents.max_length.value_or(0);
+  for (uint64_t i = 0; i < index.records(); ++i) {
+    const Index::Record document = index.At(i);
+    const uint64_t length = document.bytes[0] / Of(stored).bytes;
+    longest = std::max(longest, length);
+    if (length <= most) continue;
+    return InvalidArgumentError(
+        "{}, document {} has {} tokens; at most {}{}: is it the token of `{}` "
+        "that is between documents?",
+        document.file->path(), document.number, length, most,
+        documents.max_length ? " by max_length" : "", word);
+  }
+  PENSTOCK_RETURN_IF_ERROR(index.ChooseIo(spec.io));
+  return std::unique_ptr<Source>(new DocumentsOfTokens(
+      std::move(index), stored, spec.output_dtype, longest));
+}
+
+ValueType<TokenDocuments> TokenDocumentsType() {
+  const ValueType<int64_t> token = WholeNumber<int64_t>(0, UINT32_MAX);
+  const ValueType<uint64_t> length =
+      WholeNumber<uint64_t>(1, kSequenceLengthMax);
+  return {
+      "{end: the token that each ends with}, or {begin: the first of each}; "
+      "max_length",
+      [token, length](const YamlValue& value, std::string_view wanted,
+                      TokenDocuments* out) {
+        PENSTOCK_RETURN_IF_ERROR(
+            value.CheckMapping({"end", "begin", "max_length"}, wanted));
+        if (const YamlValue most = value.Optional("max_length");
+            most.present()) {
+          PENSTOCK_RETURN_IF_ERROR(
+              length.Read(most, &out->max_length.emplace()));
+        }
+        PENSTOCK_ASSIGN_OR_RETURN(const std::string_view key,
+                                  value.OneOf({"end", "begin"}));
+        return token.Read(value.Required(key),
+                          &(key == "end" ? out->end : out->begin).emplace());
+      },
+      [](const TokenDocuments& documents, auto* out) {
+        const char* const key = documents.end ? "end" : "begin";
+        *out = {{key, documents.end ? *documents.end : *documents.begin}};
+        if (documents.max_length) {
+          (*out)["max_length"] = *documents.max_length;
+        }
+      }};
+}
+
+Status CheckTokens(const YamlValue& value, TokensSource* tokens) {
+  PENSTOCK_RETURN_IF_ERROR(
+      value.OneOf({"sequence_length", "documents"}).status());
+  for (const auto& [key, differs] :
+       {std::pair("stride", tokens->stride.has_value()),
+        std::pair("targets",
+                  tokens->targets != TokensSource::Targets::kShifted)}) {
+    if (!tokens->documents || !differs) continue;
+    return value.Required(key).Error(
+        "is of sequences: give their `sequence_length` instead of `documents`");
+  }
+  return OkStatus();
+}
+
 }  // namespace
 
 const Declaration<TokensSource>& TokensSource::Declared() {
@@ -271,7 +470,7 @@ const Declaration<TokensSource>& TokensSource::Declared() {
           "out.")
           .Gives(
               "input [sequence_length]; unless targets: none, target "
-              "[sequence_length]: the token after each")
+              "[sequence_length]: the token after each; or documents")
           .Example("{files: [train_0.bin, train_1.bin], sequence_length: 1024}")
           .Required("files", &TokensSource::files, Files(), kFilesText)
           .Optional("dtype", &TokensSource::dtype, Maybe(StoredType()),
@@ -281,9 +480,13 @@ const Declaration<TokensSource>& TokensSource::Declared() {
           .Optional("header_bytes", &TokensSource::header_bytes,
                     WholeNumber<uint64_t>(0, kRowBytesMax),
                     "left out at the start of each file that is not .npy")
-          .Required("sequence_length", &TokensSource::sequence_length,
-                    WholeNumber<uint64_t>(1, kSequenceLengthMax),
+          .Optional("sequence_length", &TokensSource::sequence_length,
+                    LeftOutAt(uint64_t{0},
+                              WholeNumber<uint64_t>(1, kSequenceLengthMax)),
                     "tokens of a row")
+          .Optional("documents", &TokensSource::documents,
+                    Maybe(TokenDocumentsType()),
+                    "instead: rows are documents, for batch.pack")
           .Optional("stride", &TokensSource::stride,
                     Maybe(WholeNumber<uint64_t>(1, kRowBytesMax)),
                     "tokens from the start of a sequence to that of the next; "
@@ -294,7 +497,8 @@ const Declaration<TokensSource>& TokensSource::Declared() {
                     "shifted by one token, or none")
           .Optional("output_dtype", &TokensSource::output_dtype,
                     DTypes({DType::kInt64, DType::kInt32}), "of the rows")
-          .Optional("io", &TokensSource::io, IoType(), kIoText);
+          .Optional("io", &TokensSource::io, IoType(), kIoText)
+          .Check(CheckTokens);
   return declared;
 }
 
@@ -312,6 +516,9 @@ OpenedSource TokensSource::Open(OpenProgress* progress) const {
           opened[0].path(), Of(first).name, file.path(),
           Of(found.back().stored).name);
     }
+  }
+  if (documents) {
+    return OpenDocuments(*this, std::move(opened), found, progress);
   }
   PENSTOCK_ASSIGN_OR_RETURN(auto layout, Tokens::LayOut(*this, opened, found));
   PENSTOCK_RETURN_IF_ERROR(opened.ChooseIo(io, layout.record_bytes));

@@ -364,6 +364,37 @@ def test_chats_in_buckets(attach, files, tmp_path, encode):
     assert [rows[i] for i in range(len(chats))] == [in_plain_python(encode, c) for c in chats]
 
 
+@pytest.mark.parametrize("batch", [
+    dict(buckets=penstock.buckets("input_ids.length", count=2)),
+    dict(pack=penstock.pack(1024, feature="input_ids", with_=["records", "seq_lens"]))],
+    ids=["buckets", "pack"])
+def test_a_chat_without_a_length_is_left_out(attach, failure, files, tmp_path, encode, batch):
+    chats = many(40)
+    chats[7], chats[8], chats[30] = [], [{"role": "user"}], "no chat"
+    good = [i for i in range(40) if i not in (7, 8, 30)]
+    data = chats_in(tmp_path, chats).map(step(files), *(
+        [penstock.drop("id")] if "pack" in batch else [])).batch(4, **batch)
+    text = failure(data, job="fails")
+    assert re.search("chats.jsonl, line (8|9|31): .*leave it out by `on_error: skip`", text), text
+    for turn in range(2):  # the second time from the cache
+        with pytest.warns(match="3 of 40 records have no 'input_ids.length', the first .*line 8"):
+            reader = attach(data.on_error("skip"), job=f"skips-{turn}")
+        found = {}
+        for rows in reader:
+            for i in range(rows.valid_rows):
+                records, lengths = (
+                    ([rows["id"][i]], [rows.lengths("input_ids")[i]]) if "pack" not in batch
+                    else (rows["records"][i], rows["seq_lens"][i]))
+                begin = 0
+                for record, length in zip(records, lengths):
+                    if record >= 0:
+                        found[int(record)] = rows["input_ids"][i, begin:begin + length].tolist()
+                    begin += length
+        assert sorted(found) == good
+        assert all(found[i] == in_plain_python(encode, chats[i])[0] for i in good)
+        reader.close()
+
+
 @pytest.mark.parametrize("kept", ["memory", "disk", "snapshot"])
 def test_chats_are_kept(files, tmp_path, monkeypatch, encode, kept):
     monkeypatch.setenv("PENSTOCK_SNAPSHOT_PATH", str(tmp_path))

@@ -95,3 +95,43 @@ def test_the_example_of_speech():
     assert code == 0
     assert "5 languages, 556 recordings" in output
     assert accuracies(output)[0] > 0.85
+
+
+def test_the_page_of_language_models(tmp_path):
+    """Its spec, program and commands, run as they stand there; what it names is there."""
+    page = (EXAMPLES.parent / "LANGUAGE_MODELS.md").read_text()
+    rng = np.random.default_rng(1)
+    for kind in ("web", "code"):
+        (tmp_path / kind).mkdir()
+        for shard in range(2):
+            tokens = rng.integers(0, 400, 60_000, dtype=np.uint16)
+            tokens[tokens == 0] = 50256
+            tokens.tofile(tmp_path / kind / f"{shard}.bin")
+    blocks = re.findall(r"```(\w+)\n(.*?)```", page, re.S)
+    assert [language for language, _ in blocks] == ["yaml", "python", "sh"]
+    (tmp_path / "train.yaml").write_text(blocks[0][1])
+    # What is a trainer's own.
+    (tmp_path / "train.py").write_text(f"""\
+import os
+saved = []
+def load():
+    return None
+def save(state):
+    saved.append(state)
+def train(tokens, positions, cu_seqlens, max_length, labels):
+    assert tokens.shape == positions.shape == labels.shape == (1, 4096), tokens.shape
+    assert cu_seqlens[-1] == 4096 and 0 < max_length <= 1024
+    if len(saved) == 2:
+        print("trained", saved[1]["epoch"] >= 0, flush=True)
+        os._exit(0)
+{blocks[1][1]}""")
+    path = os.pathsep.join([os.path.dirname(sys.executable), os.environ["PATH"]])
+    done = subprocess.run(["sh", "-ec", blocks[2][1]], cwd=tmp_path, timeout=120, text=True,
+                          env={**os.environ, "PATH": path}, stdout=subprocess.PIPE)
+    assert done.returncode == 0
+    assert "pack" in done.stdout and done.stdout.count("trained True") == 4, done.stdout
+    penstock = pytest.importorskip("penstock")
+    for name in re.findall(r"`penstock\.([a-z_.]+)", page):
+        found = penstock
+        for part in name.split("."):
+            found = getattr(found, part)

@@ -81,6 +81,60 @@ def test_a_token_too_large_for_int32_is_an_error_of_its_sample(attach, tmp_path)
     assert skipped["input"].tolist() == [[1, 2], [5, 6]]
 
 
+def documents_of(tokens, border, ends):
+    """The same by NumPy."""
+    cuts = np.flatnonzero(tokens == border) + int(ends)
+    return [each for each in np.split(tokens, cuts) if len(each)]
+
+
+@pytest.mark.parametrize("dtype, form", [("uint16", "bin"), ("uint32", "npy"),
+                                         ("uint16", "llm.c")])
+@pytest.mark.parametrize("where", ["end", "begin"])
+def test_documents_are_those_between_the_token(attach, tmp_path, dtype, form, where):
+    rng = np.random.default_rng(len(form))
+    files, wanted = [], []
+    for i in range(3):
+        tokens = rng.integers(0, 50, 2000).astype(dtype)
+        files.append(tmp_path / f"{i}.{'npy' if form == 'npy' else 'bin'}")
+        if form == "npy":
+            np.save(files[-1], tokens)
+        else:
+            header = np.zeros(256 if form == "llm.c" else 0, np.int32)
+            header[:3] = [20240520, 1, len(tokens)][:len(header)]
+            files[-1].write_bytes(header.tobytes() + tokens.tobytes())
+        wanted += documents_of(tokens, 7, where == "end")
+    data = penstock.Dataset.tokens(files, documents={where: 7})
+    rows = rows_of(attach, data.batch(16))
+    assert rows["tokens.length"].tolist() == [len(each) for each in wanted]
+    for row, document in zip(rows["tokens"], wanted):
+        assert row.tolist() == [*document, *[0] * (len(row) - len(document))]
+    packed = rows_of(attach, data.shuffle(seed=1).batch(4, pack=penstock.pack(
+        512, with_=["seq_lens", "records"])), job="packed")
+    found = {}
+    for row, lengths, records in zip(packed["tokens"], packed["seq_lens"], packed["records"]):
+        at = 0
+        for length, record in zip(lengths, records):
+            found[record] = row[at:at + length].tolist()
+            at += length
+    found.pop(-1, None)
+    assert [found[i] for i in range(len(wanted))] == [each.tolist() for each in wanted]
+
+
+@pytest.mark.parametrize("options, message", [
+    ({}, "source.tokens: needs one of sequence_length, documents"),
+    (dict(sequence_length=8, documents={"end": 1}), "exclude each other"),
+    (dict(documents={}), "documents: needs one of end, begin"),
+    (dict(documents={"end": 1, "begin": 1}), "'end' and 'begin' exclude each other"),
+    (dict(documents={"end": -1}), "documents.end: wanted a whole number from 0"),
+    (dict(documents={"end": 1}, stride=4), "stride: is of sequences: give their `sequence_l"),
+    (dict(documents={"end": 1}, targets="none"), "targets: is of sequences"),
+])
+def test_a_spec_of_documents_that_cannot_be(attach, tmp_path, options, message):
+    np.arange(9, dtype=np.uint16).tofile(tmp_path / "a.bin")
+    with pytest.raises(penstock.InvalidArgument, match=message):
+        attach(penstock.Dataset.tokens(tmp_path / "a.bin", **options).batch(1), job="wrong")
+
+
 # ---- npy, npz
 
 DTYPES = ["uint8", "int8", "int16", "int32", "int64", "float16", "float32",

@@ -262,6 +262,26 @@ def test_a_call_has_several_rows(fake, tmp_path):
     assert len(sizes()) < len(texts) / 4
 
 
+def test_lengths_are_found_with_several_rows_a_call(fake, tmp_path):
+    own, sizes = fake
+    texts = ["refused" if i == 1234 else f"row {i}" for i in range(2000)]
+    dataset = texts_of(tmp_path, texts).map(
+        penstock.tokenize(tmp_path / "fake.json", 16), penstock.drop("id")).batch(
+            8, pack=penstock.pack(64, with_=["records", "seq_lens"])).on_error("skip")
+    with pytest.warns(match="1 of 2000 records have no 'text.length', the first of them"):
+        reader = penstock.attach(dataset, socket=own.socket, timeout_s=60)
+    assert sizes()[:19] == 19 * [64]  # then one fails, and its rows come alone
+    found = {}
+    for batch in reader:
+        for row, records, lengths in zip(batch["text"], batch["records"], batch["seq_lens"]):
+            begin = 0
+            for record, length in zip(records.tolist(), lengths.tolist()):
+                if record >= 0:
+                    found[record] = "".join(map(chr, row[begin:begin + length]))
+                begin += length
+    assert found == {i: text for i, text in enumerate(texts) if i != 1234}
+
+
 @pytest.mark.parametrize("on_error", ["skip", "substitute"])
 def test_a_row_that_fails_costs_no_other(fake, tmp_path, on_error):
     own, sizes = fake

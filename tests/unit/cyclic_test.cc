@@ -63,6 +63,7 @@ TEST(CyclicTest, EachRankHasTheSamplesOfMegatronsSampler) {
           const uint64_t batch = micro * ranks;
           ASSERT_EQ((*order)->size(), total / batch * batch);
           // Back, too: threads are in two epochs at once.
+          Shuffles shuffles;
           for (const uint64_t epoch : {0u, 1u, 0u, 7u}) {
             for (uint64_t rank = 0; rank < ranks; ++rank) {
               const std::vector<uint64_t> wanted =
@@ -74,8 +75,11 @@ TEST(CyclicTest, EachRankHasTheSamplesOfMegatronsSampler) {
               for (uint64_t i = 0; i < rows; ++i) {
                 const uint64_t row =
                     i / micro * batch + rank * micro + i % micro;
-                ASSERT_EQ((*order)->At(row, epoch, {}),
-                          (Order::Row{wanted[i], epoch}));
+                for (Shuffles* const last :
+                     {&shuffles, static_cast<Shuffles*>(nullptr)}) {
+                  ASSERT_EQ((*order)->At(row, epoch, {nullptr, last}),
+                            (Order::Row{wanted[i], epoch}));
+                }
               }
             }
           }

@@ -6,8 +6,9 @@
 // and blends.
 #include <gmock/gmock.h>
 
+#include <filesystem>
 #include <numeric>
-#include <random>
+#include <set>
 
 #include "broker/declare/declaration.h"
 #include "broker/source/megatron_samples.h"
@@ -187,6 +188,90 @@ TEST_F(MegatronTest, OrdersAreThoseOfMegatron) {
                                     13, 25, 9, 6, 22, 25, 18));
 }
 
+TEST_F(MegatronTest, OrdersTakeFewBytes) {
+  // 4 bytes a document and pass, and 4 of its beginning; 4 a sample, of which
+  // few keep where they begin.
+  MegatronSource spec =
+      Spec({.lengths = std::vector<int32_t>(1000, 50)}, 50'000);
+  spec.order = MegatronSource::Order::kMegatron;
+  const auto source = Open(spec);
+  EXPECT_EQ(source->record_count(), 12'499u);
+  EXPECT_LE(source->memory_bytes(), 4 * 1001 + 4 * 1000 + 4 * 12'499 + 1024u);
+  std::set<int64_t> firsts;
+  for (uint64_t i = 0; i < source->record_count(); ++i) {
+    firsts.insert(Tokens(*source, i)[0]);
+  }
+  EXPECT_EQ(firsts.size(), source->record_count());
+}
+
+TEST_F(MegatronTest, DocumentsBehindFourBillionTokens) {
+  const std::vector<int32_t> lengths = {INT32_MAX, 0, INT32_MAX, 1,        0, 1,
+                                        INT32_MAX, 7, INT32_MAX, INT32_MAX};
+  Write("a.idx", ToBytes({.lengths = lengths, .code = 1}, 1));
+  Write("a.bin", "");
+  std::filesystem::resize_file(folder_ + "/a.bin", 5 * uint64_t{INT32_MAX} + 9);
+  OpenProgress progress;
+  StatusOr<MegatronIndex> index =
+      MegatronIndex::Open(folder_ + "/a", &progress);
+  ASSERT_TRUE(index.ok()) << index.status().message();
+  ASSERT_TRUE(index->Keep(&progress).ok());
+  uint64_t begin = 0;
+  for (uint64_t i = 0; i < lengths.size(); ++i) {
+    const auto length = static_cast<uint64_t>(lengths[i]);
+    EXPECT_EQ(index->BeginOf(i), begin) << i;
+    EXPECT_EQ(index->ByteOf(i), begin) << i;
+    EXPECT_EQ(index->LengthOf(i), length) << i;
+    if (length > 0) {
+      EXPECT_EQ(index->DocumentAt(begin), i);
+      EXPECT_EQ(index->DocumentAt(begin + length - 1), i);
+    }
+    begin += length;
+  }
+  EXPECT_EQ(index->BeginOf(lengths.size()), begin);
+}
+
+// Megatron counts them in single precision.
+TEST_F(MegatronTest, ASampleBehindTheLastTokenHasThatToken) {
+  constexpr int32_t kTokens = 31 * 1082402 + 1;
+  Write("a.idx", ToBytes({.lengths = {kTokens}, .code = 1}, 1));
+  Write("a.bin", "");
+  std::filesystem::resize_file(folder_ + "/a.bin", kTokens);
+  MegatronSource spec;
+  spec.prefix = folder_ + "/a";
+  spec.sequence_length = 31;
+  spec.use = MegatronSource::Use::kValid;
+  spec.last_partial = MegatronSource::LastPartial::kPad;
+  const auto source = Open(spec);
+  ASSERT_EQ(source->record_count(), 1082403u);
+  uint64_t short_ones = 0;
+  for (uint64_t i = 0; i < source->record_count(); ++i) {
+    ReadRequest request;
+    source->Locate(i, &request);
+    if (request.bytes == 32) continue;
+    ++short_ones;
+    EXPECT_EQ(request.bytes, 1u);
+    EXPECT_EQ(request.offset, uint64_t{kTokens} - 1);
+  }
+  EXPECT_EQ(short_ones, 1u);
+}
+
+TEST_F(MegatronTest, EachPartOfABlendIsCounted) {
+  OpenProgress progress;
+  for (const size_t parts : {1u, 3u, 100u}) {
+    std::vector<double> weights;
+    for (size_t i = 0; i < parts; ++i)
+      weights.push_back(1.0 / (1.0 + static_cast<double>(i)));
+    const auto blend = MegatronBlend::InProportion(weights, 5000, &progress);
+    ASSERT_TRUE(blend.ok());
+    std::vector<uint64_t> taken(parts);
+    for (uint64_t row = 0; row < 5000; ++row) {
+      ASSERT_EQ(blend->SampleOf(row), taken[blend->PartOf(row)]++) << row;
+    }
+    EXPECT_EQ(blend->taken(), taken);
+    EXPECT_LE(blend->memory_bytes(), 3 * 5000 + 4 * parts);
+  }
+}
+
 TEST_F(MegatronTest, PartsOfABlendAreShuffledApart) {
   EXPECT_THAT(NormalizedAsMegatron(std::vector<double>{30, 50, 70.5}),
               ElementsAre(30 / 150.5, 50 / 150.5, 70.5 / 150.5));
@@ -197,7 +282,8 @@ TEST_F(MegatronTest, PartsOfABlendAreShuffledApart) {
       std::vector<double>{0.5, 0.3, 0.2}, 8, &progress);
   ASSERT_TRUE(blend.ok());
   std::vector<int> parts;
-  for (uint64_t i = 0; i < 8; ++i) parts.push_back(blend->part[i]);
+  for (uint64_t i = 0; i < 8; ++i)
+    parts.push_back(static_cast<int>(blend->PartOf(i)));
   EXPECT_THAT(parts, ElementsAre(0, 1, 2, 0, 1, 0, 2, 0));
   MegatronSource spec = Spec({.lengths = {40}}, 40);
   spec.order = MegatronSource::Order::kMegatron;

@@ -60,6 +60,7 @@ class ReadColumnsTest : public FileSourceTest {
                               OpenDataset(spec, {}, &progress));
     digests_ = dataset->FilesOfSelection();
     kept_bytes_ = dataset->selection.memory_bytes();
+    warning_ = dataset->warning();
     PENSTOCK_ASSIGN_OR_RETURN(const Plan plan, PlanOf(spec, *dataset, 1, 1));
     std::vector<Plan::Row> rows(plan.rows_per_epoch());
     plan.Rows(0, 0, rows.size(), rows.data());
@@ -94,6 +95,7 @@ class ReadColumnsTest : public FileSourceTest {
   uint64_t promise_most_ = UINT64_MAX;
   uint64_t kept_bytes_ = 0;
   FileDigests digests_;
+  std::string warning_;
 };
 
 const auto kIsOfKind = [](uint64_t i) { return i % 3 == 1; };
@@ -265,8 +267,36 @@ TEST_F(ReadColumnsTest, ARecordThatCannotBeReadIsNamed) {
   EXPECT_THAT(status.message(),
               HasSubstr("select[0]: column 'label': " + folder_ +
                         "/a.csv, row 2 (offset 24): field 'label': wanted "
-                        "int64, found 'x'; `on_error` leaves out no record "
-                        "whose columns are read: mend it"));
+                        "int64, found 'x'; mend it, or begin `select` with "
+                        "`exclude` and the list of `penstock check --all`, or "
+                        "leave it out by `on_error: skip`"));
+}
+
+TEST_F(ReadColumnsTest, ANumberThatCannotBeReadIsZeroWhereOnErrorGoesOn) {
+  Write("a.csv", "label,weight,kind\n1,2,a\nx,2,a\n3,2,a\ny,2,a\n");
+  const std::string skips = Csv() + "on_error: skip\n";
+  for (int i = 0; i < 2; ++i) {  // the second time from the cache
+    const auto all = Select(skips, "filter: {column: label, min: 0}");
+    ASSERT_TRUE(all.ok()) << all.status().message();
+    EXPECT_THAT(*all, ElementsAre(0, 1, 2, 3));
+    EXPECT_THAT(warning_, HasSubstr("2 of 4 records have no 'label', the first "
+                                    "of them " +
+                                    folder_ +
+                                    "/a.csv, row 2 (offset 24): it "
+                                    "counts as 0"));
+    EXPECT_THAT(Caches(), testing::SizeIs(1));
+  }
+  EXPECT_THAT(*Select(skips, "filter: {column: label, min: 1}"),
+              ElementsAre(0, 2));
+  // Nor are these values those of a spec that stops at an error.
+  const Status fails =
+      Select(Csv(), "filter: {column: label, min: 0}").status();
+  EXPECT_EQ(fails.code(), StatusCode::kDataLoss);
+  // A text is no number.
+  Write("a.csv", "label,weight,kind\n1,2,a\nx,2,123456789\n");
+  EXPECT_THAT(
+      Select(skips, "filter: {column: kind, in: [a]}").status().message(),
+      HasSubstr("list of `penstock check --all`"));
 }
 
 TEST_F(ReadColumnsTest, AnUnknownColumnNamesThoseThatThereAre) {

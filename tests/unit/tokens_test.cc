@@ -169,6 +169,108 @@ TEST_F(TokensTest, ANpyFileWithoutAHeaderIsRawWhereItsDTypeIsGiven) {
               ElementsAre(5, 6, 7, 8));
 }
 
+TEST_F(TokensTest, DocumentsLieBetweenTheirToken) {
+  TokensSource spec{
+      .files = {{Write("a", Bytes<uint16_t>({1, 2, 9, 9, 3, 9})),
+                 Write("b", Bytes<uint16_t>({4, 9, 5})), Write("c", "")}},
+      .documents = TokenDocuments{.end = 9}};
+  const auto rows = [&] {
+    const auto source = Open(spec);
+    std::vector<std::vector<int64_t>> rows;
+    const Columns columns = source->columns(0);
+    for (uint64_t i = 0; i < source->record_count(); ++i) {
+      const auto record = Record(*source, i);
+      rows.push_back(Values<int64_t>(record[0]));
+      const int64_t length = Values<int64_t>(record[1])[0];
+      for (size_t k = static_cast<size_t>(length); k < rows.back().size();
+           ++k) {
+        EXPECT_EQ(rows.back()[k], 0);
+      }
+      rows.back().resize(static_cast<size_t>(length));
+      EXPECT_EQ(columns[1].value(i), ColumnValue(2 * length));
+      EXPECT_EQ(columns[2].name, "tokens.length");
+      EXPECT_EQ(columns[2].value(i), ColumnValue(length));
+    }
+    return rows;
+  };
+  using Rows = std::vector<std::vector<int64_t>>;
+  EXPECT_EQ(rows(), (Rows{{1, 2, 9}, {9}, {3, 9}, {4, 9}, {5}}));
+  const auto source = Open(spec);
+  EXPECT_EQ(source->raw_spec()[0].feature.ToString(), "tokens int64 [3]");
+  EXPECT_EQ(source->Describe(4), folder_ + "/b, document 1 (offset 4)");
+  EXPECT_GE(source->memory_bytes(), 5 * 12u);
+  spec.documents = TokenDocuments{.begin = 9};
+  EXPECT_EQ(rows(), (Rows{{1, 2}, {9}, {9, 3}, {9}, {4}, {9, 5}}));
+  EXPECT_NE(Open(spec)->fingerprint(), source->fingerprint());
+  // Room, as the parts of a mix need it alike.
+  spec.documents->max_length = 7;
+  EXPECT_EQ(Open(spec)->raw_spec()[0].feature.ToString(), "tokens int64 [7]");
+  EXPECT_EQ(rows(), (Rows{{1, 2}, {9}, {9, 3}, {9}, {4}, {9, 5}}));
+  spec.documents = TokenDocuments{.begin = 1};
+  EXPECT_EQ(rows(), (Rows{{1, 2, 9, 9, 3, 9}, {4, 9, 5}}));
+}
+
+TEST_F(TokensTest, DocumentsOfEveryForm) {
+  // Behind a header, in blocks of the scan, one of which begins in a document.
+  std::vector<uint32_t> header(256);
+  header[0] = 20240801;
+  header[1] = 7;
+  header[2] = 600'000;
+  std::vector<uint32_t> tokens(600'000, 70'000);
+  tokens[0] = tokens[7] = tokens[262'144] = tokens[599'999] = 100'257;
+  TokensSource spec{.files = {{Write("a.bin", Bytes(header) + Bytes(tokens))}},
+                    .output_dtype = DType::kInt32,
+                    .documents = TokenDocuments{.begin = 100'257}};
+  const auto source = Open(spec);
+  ASSERT_EQ(source->record_count(), 4u);
+  EXPECT_EQ(source->raw_spec()[0].feature.ToString(), "tokens int32 [337855]");
+  const std::vector<int64_t> lengths = {7, 262'137, 337'855, 1};
+  for (uint64_t i = 0; i < lengths.size(); ++i) {
+    const auto record = Record(*source, i);
+    EXPECT_EQ(Values<int64_t>(record[1])[0], lengths[i]);
+    EXPECT_EQ(Values<int32_t>(record[0])[0], 100'257);
+    EXPECT_EQ(Values<int32_t>(record[0])[1], lengths[i] > 1 ? 70'000 : 0);
+  }
+  const std::string npy =
+      NpyOf(NpyHeaderText("<i8", "(5,)"),
+            Bytes<int64_t>({1, 2, -3, int64_t{1} << 40, 2}));
+  spec.files = {{Write("b.npy", npy)}};
+  spec.documents = TokenDocuments{.end = 2};
+  const auto wide = Open(spec);
+  EXPECT_THAT(Values<int32_t>(Record(*wide, 0)[0]), ElementsAre(1, 2, 0));
+  EXPECT_THAT(ReadFails(*wide, 1),
+              HasSubstr("/b.npy, document 1 (offset 84): token 1 of the "
+                        "document does not fit into int32"));
+}
+
+TEST_F(TokensTest, DocumentsThatCannotBeAreRefused) {
+  TokensSource spec{.files = {{Write("a", Counting<uint16_t>(10))}},
+                    .documents = TokenDocuments{.end = 65'536}};
+  EXPECT_EQ(OpenFails(spec, StatusCode::kInvalidArgument),
+            "`documents: {end: 65536}` is no token of uint16, as " + folder_ +
+                "/a has");
+  spec.documents = TokenDocuments{.begin = int64_t{1} << 31};
+  spec.dtype = TokensSource::Stored::kInt32;
+  spec.files = {{Write("b", Counting<int32_t>(10))}};
+  EXPECT_THAT(
+      OpenFails(spec, StatusCode::kInvalidArgument),
+      HasSubstr("`documents: {begin: 2147483648}` is no token of int32"));
+  const std::string path = Write("sparse", "");
+  std::filesystem::resize_file(path, uint64_t{1} << 27);
+  spec = {.files = {{path}}, .documents = TokenDocuments{.end = 50'256}};
+  EXPECT_EQ(OpenFails(spec, StatusCode::kInvalidArgument),
+            path +
+                ", document 0 has 67108864 tokens; at most 33554431: is it "
+                "the token of `documents: {end: 50256}` that is between "
+                "documents?");
+  spec.documents->max_length = 7;
+  EXPECT_THAT(OpenFails(spec, StatusCode::kInvalidArgument),
+              HasSubstr("at most 7 by max_length: is it"));
+  spec.files = {{Write("empty", "")}};
+  EXPECT_THAT(OpenFails(spec, StatusCode::kInvalidArgument),
+              HasSubstr("/empty"));
+}
+
 TEST_F(TokensTest, WhatDoesNotFitIsSaidWithNumbers) {
   TokensSource spec{.files = {{Write("long", Counting<uint16_t>(99)),
                                Write("short", Counting<uint16_t>(4))}},

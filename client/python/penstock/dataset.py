@@ -210,7 +210,8 @@ class Dataset:
             longer=longer), name)
 
     @classmethod
-    def tokens(cls, files: Files, sequence_length: int, *,
+    def tokens(cls, files: Files, sequence_length: Optional[int] = None, *,
+               documents: Optional[Mapping[str, int]] = None,
                dtype: Any = None, header_bytes: Optional[int] = None,
                stride: Optional[int] = None, targets: Optional[str] = None,
                output_dtype: Any = None, io: Optional[str] = None,
@@ -220,6 +221,11 @@ class Dataset:
         Features: ``input`` [sequence_length] and ``target`` (the token after each),
         or only ``input`` with ``targets`` "none".
 
+        ``documents``, instead of ``sequence_length``: {"end": 50256}, the token that
+        documents end with, or {"begin": 50256}: rows are documents, ``tokens`` and
+        ``tokens.length``, for ``penstock.pack``. Beside it "max_length", the room for
+        tokens, which the parts of a mix need alike; the longest document's if absent.
+
         ``dtype``: of the tokens in the files ("uint16", "uint32", "int32",
         "int64"); .npy and llm.c's files say it, of others it is uint16 if None.
         ``header_bytes``: skipped in each file that is not .npy. ``stride``: tokens
@@ -228,9 +234,9 @@ class Dataset:
         the next; the tokens after the last whole sequence are left out."""
         return cls._of("tokens", given(
             files=absolute_files(files), sequence_length=sequence_length,
+            documents=None if documents is None else dict(documents),
             dtype=optional_dtype(dtype), header_bytes=header_bytes, stride=stride,
-            targets=targets, output_dtype=optional_dtype(output_dtype), io=io),
-            name)
+            targets=targets, output_dtype=optional_dtype(output_dtype), io=io), name)
 
     @classmethod
     def megatron(cls, prefix: Union[Path, List[Any]],
