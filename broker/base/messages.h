@@ -207,6 +207,13 @@ inline constexpr LogMessage kLogMessages[] = {
      "This version cannot read a spec that was registered with a former one. "
      "Its user registers it again (`penstock register`)."},
 
+    {"inflating", "3df2c94bf39acf4bbe568ef8bfc2d098", LogLevel::kWarning,
+     "inflates {files}: about {bytes} of the {allowed} that copies may "
+     "take "
+     "in {folder}",
+     "Files that are compressed as a whole are read from local copies, which "
+     "are made once and kept until others need their room. A spec's `cache: "
+     "{files}` bounds those of its dataset."},
     {"opening-delayed", "30830d535a1a4edfab4fe93348ffbef8", LogLevel::kWarning,
      "cannot start a thread: {error}; a dataset opens later",
      "The limit of threads is reached: raise TasksMax of the unit."},

@@ -44,8 +44,13 @@ ValueType<std::optional<int64_t>> ZstdLevel() {
 }
 
 Status Check(const YamlValue& value, CacheSpec* spec) {
-  if (spec->memory.has_value() == spec->disk.has_value()) {
-    return value.Error("wanted `memory` or `disk`, one of them, with a size");
+  if ((spec->memory && spec->disk) || (!spec->keeps_rows() && !spec->files)) {
+    return value.Error(
+        "wanted `memory` or `disk`, one of them, with a size; or `files`");
+  }
+  if (!spec->keeps_rows() && (spec->at || spec->zstd)) {
+    return value.Optional(spec->at ? "at" : "zstd")
+        .Error("belongs to rows that are kept, by `memory` or `disk`");
   }
   if (spec->zstd && spec->memory) {
     return value.Optional("zstd").Error(
@@ -61,7 +66,8 @@ const Declaration<CacheSpec>& CacheSpec::Declared() {
       Declaration<CacheSpec>(
           "cache",
           "Keeps rows as the first steps of `map` have made them, for all jobs "
-          "of the host that make the same of the same data.")
+          "of the host that make the same of the same data; and local copies "
+          "of files.")
           .Example("{memory: 8G}")
           .Optional("memory", &CacheSpec::memory, Size(),
                     "the size of a cache in the broker's memory, which counts "
@@ -69,6 +75,12 @@ const Declaration<CacheSpec>& CacheSpec::Declared() {
           .Optional("disk", &CacheSpec::disk, Size(),
                     "the most that a cache in files of the cache folder takes; "
                     "it outlives the broker")
+          .Optional("files", &CacheSpec::files, Size(),
+                    "the most that local copies of the dataset's files take in "
+                    "the cache folder, with or without rows: of objects of a "
+                    "store, and of files that are compressed as a whole. By "
+                    "default all copies take at most "
+                    "half of what is free without them")
           .Optional("at", &CacheSpec::at, KeptStepCount(), kAtText)
           .Optional("zstd", &CacheSpec::zstd, ZstdLevel(),
                     "of `disk`: entries are compressed, with this level")

@@ -14,9 +14,11 @@ class Declaration;
 struct CacheSpec {
   std::optional<uint64_t> memory;  // bytes: this, or disk
   std::optional<uint64_t> disk;
+  std::optional<uint64_t> files;  // bytes; of local copies of files
   std::optional<uint64_t>
       at;  // steps of `map`; absent: all before a random one
   std::optional<int64_t> zstd;  // level; of disk
+  bool keeps_rows() const { return memory || disk; }
   bool operator==(const CacheSpec&) const = default;
 
   static const Declaration<CacheSpec>& Declared();

@@ -13,6 +13,7 @@
 
 #include "broker/declare/value_type.h"
 #include "broker/index/fingerprint.h"
+#include "broker/index/local_copies.h"
 #include "broker/index/values.h"
 #include "broker/io/file_error.h"
 #include "broker/io/read.h"
@@ -101,6 +102,7 @@ StatusOr<DataFile> DataFile::OpenRemote(const std::string& url,
   Fingerprint version("");
   version.Add(std::string_view(remote->version()));
   file.inode_ = version.digest()[0];
+  file.version_ = remote->version();
   file.remote_ = remote;
   file.real_path_ = remote->path();
   return file;
@@ -121,7 +123,7 @@ StatusOr<DataFile> DataFile::Open(const std::string& path,
   // Blocking again: on file systems without asynchronous reads (NFS, FUSE)
   // io_uring answers EAGAIN for a non-blocking file instead of waiting.
   fcntl(file.fd_, F_SETFL, fcntl(file.fd_, F_GETFL) & ~O_NONBLOCK);
-  file.bytes_ = static_cast<uint64_t>(st.st_size);
+  file.bytes_ = file.origin_bytes_ = static_cast<uint64_t>(st.st_size);
   file.device_ = st.st_dev;
   file.inode_ = st.st_ino;
   file.mtime_ns_ = ModifiedNs(st);
@@ -142,14 +144,24 @@ StatusOr<DataFile::Identity> DataFile::identity() const {
 }
 
 bool DataFile::Changed() const {
-  if (remote_ != nullptr) {
+  if (stores_ != nullptr) {
     const StatusOr<std::string> now = stores_->Version(path_);
-    return !now.ok() || *now != remote_->version();
+    return !now.ok() || *now != version_;
   }
   struct stat st;
   return stat(real_path().c_str(), &st) != 0 || st.st_dev != device_ ||
-         st.st_ino != inode_ || static_cast<uint64_t>(st.st_size) != bytes_ ||
+         st.st_ino != inode_ ||
+         static_cast<uint64_t>(st.st_size) != origin_bytes_ ||
          ModifiedNs(st) != mtime_ns_;
+}
+
+void DataFile::ReadCopy(LocalCopy copy) {
+  close(fd_);
+  fd_ = copy.fd.Release();
+  remote_ = nullptr;
+  bytes_ = copy.bytes;
+  is_copy_ = true;
+  nowait_ = SupportsNowait(fd_);
 }
 
 DataFile::~DataFile() {
@@ -175,6 +187,7 @@ Status DataFile::ChooseIo(Io io, uint64_t total_bytes, uint64_t record_bytes) {
   if (direct < 0) {
     return io == Io::kAuto ? OkStatus() : NoDirectReadsError(path_);
   }
+  if (is_copy_) HoldCopy(direct);
   close(fd_);
   fd_ = direct;
   align_ = align;
@@ -231,7 +244,7 @@ Status DataFile::FetchAll(const OpenProgress& progress) const {
 }
 
 StatusOr<uint64_t> DataFile::Read(uint64_t offset, std::span<std::byte> into,
-                                  OpenProgress* progress) const {
+                                  const OpenProgress* progress) const {
   if (remote_ != nullptr && offset < bytes_) {
     const uint64_t bytes = std::min<uint64_t>(into.size(), bytes_ - offset);
     const Status fetched = Fetch(offset, bytes, *progress);
@@ -245,7 +258,7 @@ StatusOr<uint64_t> DataFile::Read(uint64_t offset, std::span<std::byte> into,
 
 StatusOr<uint64_t> DataFile::ReadFile(uint64_t offset,
                                       std::span<std::byte> into,
-                                      OpenProgress* progress) const {
+                                      const OpenProgress* progress) const {
   constexpr uint64_t kChunkBytes = 1 << 20;
   uint64_t done = 0;
   while (done < into.size()) {

@@ -20,6 +20,7 @@ namespace penstock {
 template <typename V>
 struct ValueType;
 class Fingerprint;
+struct LocalCopy;
 
 // Read through the page cache or bypass it (O_DIRECT). kAuto bypasses it when
 // the file is too large for the page cache and its records are large enough.
@@ -44,16 +45,23 @@ class DataFile {
       : path_(std::move(other.path_)),
         real_path_(std::move(other.real_path_)),
         bytes_(other.bytes_),
+        origin_bytes_(other.origin_bytes_),
+        is_copy_(other.is_copy_),
         nowait_(other.nowait_),
         align_(other.align_),
         device_(other.device_),
         inode_(other.inode_),
         mtime_ns_(other.mtime_ns_),
         stores_(other.stores_),
+        version_(std::move(other.version_)),
         remote_(std::move(other.remote_)),
         fd_(std::exchange(other.fd_, -1)),
         map_(std::exchange(other.map_, nullptr)) {}
   ~DataFile();
+
+  // From now on the bytes are those of its copy, which stays in use; all else
+  // concerns the file itself.
+  void ReadCopy(LocalCopy copy);
 
   // Chooses how the file's records are read. total_bytes: of all files of the
   // dataset. kAuto takes O_DIRECT if total_bytes exceeds half of the memory
@@ -101,7 +109,7 @@ class DataFile {
   // Reads while the source is opened, before ChooseIo: into.size() bytes at
   // offset, fewer only at the end of the file. Returns how many.
   StatusOr<uint64_t> Read(uint64_t offset, std::span<std::byte> into,
-                          OpenProgress* progress) const;
+                          const OpenProgress* progress) const;
 
  private:
   static StatusOr<DataFile> OpenRemote(const std::string& url,
@@ -110,7 +118,7 @@ class DataFile {
   Status Fetch(uint64_t offset, uint64_t bytes,
                const OpenProgress& progress) const;
   StatusOr<uint64_t> ReadFile(uint64_t offset, std::span<std::byte> into,
-                              OpenProgress* progress) const;
+                              const OpenProgress* progress) const;
   void Map(uint64_t total_bytes);
 
   DataFile(std::string path, int fd) : path_(std::move(path)), fd_(fd) {}
@@ -118,13 +126,16 @@ class DataFile {
   std::string path_;
   std::string real_path_;  // as FileAccess::RealPath; "": the same
   uint64_t bytes_ = 0;
+  uint64_t origin_bytes_ = 0;  // of the file itself
+  bool is_copy_ = false;       // fd_
   bool nowait_ = true;
   uint32_t align_ = 0;  // as in ReadRequest
   uint64_t device_ = 0;
   uint64_t inode_ = 0;
   int64_t mtime_ns_ = 0;
-  Stores* stores_ = nullptr;
-  std::shared_ptr<RemoteFile> remote_;  // nullptr: a file of this machine
+  Stores* stores_ = nullptr;            // nullptr: a file of this machine
+  std::string version_;                 // of an object
+  std::shared_ptr<RemoteFile> remote_;  // nullptr: all bytes of fd_ are there
   int fd_;
   const std::byte* map_ = nullptr;
 };

@@ -8,18 +8,35 @@
 namespace penstock {
 
 StatusOr<DataFiles> DataFiles::Open(const FilePatterns& patterns,
-                                    const OpenProgress& progress) {
+                                    const OpenProgress& progress,
+                                    InflateBy by) {
   DataFiles files(patterns, progress.access);
   PENSTOCK_ASSIGN_OR_RETURN(const std::vector<std::string> paths,
                             patterns.Expand(*progress.access));
   std::vector<std::optional<DataFile>> opened(paths.size());
+  std::vector<std::optional<CompressedBytes>> compressed(paths.size());
   PENSTOCK_RETURN_IF_ERROR(InParallel(paths.size(), [&](size_t i) -> Status {
     PENSTOCK_RETURN_IF_ERROR(progress.CheckCancelled(paths[i]));
     PENSTOCK_ASSIGN_OR_RETURN(DataFile file,
-                              DataFile::Open(paths[i], *progress.access));
+                              DataFile::Open(paths[i], *progress.access,
+                                             progress.copies.most.value_or(0)));
     opened[i].emplace(std::move(file));
+    PENSTOCK_ASSIGN_OR_RETURN(compressed[i],
+                              FindCompressed(*opened[i], by, progress));
     return OkStatus();
   }));
+  std::vector<CompressedBytes> wanted;
+  std::vector<DataFile*> of;
+  for (size_t i = 0; i < opened.size(); ++i) {
+    if (!compressed[i]) continue;
+    wanted.push_back(*std::move(compressed[i]));
+    of.push_back(&*opened[i]);
+  }
+  PENSTOCK_ASSIGN_OR_RETURN(std::vector<LocalCopy> copies,
+                            CopiesOf(wanted, progress));
+  for (size_t i = 0; i < of.size(); ++i) {
+    of[i]->ReadCopy(std::move(copies[i]));
+  }
   files.files_.reserve(opened.size());
   for (std::optional<DataFile>& file : opened) {
     files.total_bytes_ += file->bytes();
@@ -36,10 +53,13 @@ DataFiles::DataFiles(DataFile file)
 bool DataFiles::Changed() const {
   const StatusOr<std::vector<std::string>> paths = patterns_.Expand(*access_);
   if (!paths.ok() || paths->size() != files_.size()) return true;
-  for (size_t i = 0; i < files_.size(); ++i) {
-    if (files_[i].path() != (*paths)[i] || files_[i].Changed()) return true;
-  }
-  return false;
+  // Each object is asked for over a network.
+  const Status same = InParallel(files_.size(), [&](size_t i) {
+    return files_[i].path() != (*paths)[i] || files_[i].Changed()
+               ? DataLossError("changed")
+               : OkStatus();
+  });
+  return !same.ok();
 }
 
 Status DataFiles::ChooseIo(Io io, uint64_t record_bytes) {

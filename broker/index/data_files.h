@@ -8,6 +8,7 @@
 
 #include "broker/index/data_file.h"
 #include "broker/index/file_patterns.h"
+#include "broker/index/inflated_files.h"
 #include "broker/index/open_progress.h"
 
 namespace penstock {
@@ -16,10 +17,12 @@ class Fingerprint;
 
 class DataFiles {
  public:
-  // Finds and opens all files, on several threads. Errors: those of
-  // FilePatterns and of DataFile.
+  // Finds and opens all files, on several threads; those that are compressed as
+  // what they inflate to. Errors: those of FilePatterns, of DataFile and of
+  // CopiesOf.
   static StatusOr<DataFiles> Open(const FilePatterns& patterns,
-                                  const OpenProgress& progress);
+                                  const OpenProgress& progress,
+                                  InflateBy by = InflateBy::kMark);
 
   // A single file, whatever characters its path has.
   explicit DataFiles(DataFile file);

@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 
 #include "broker/io/file_access.h"
@@ -19,8 +20,9 @@ struct FileRecords;
 struct RecordScanner;
 
 struct OpenProgress {
-  std::atomic<uint64_t> done{0};   // files, records or bytes so far
-  std::atomic<uint64_t> total{0};  // 0: not known
+  // Counts, which are shown only.
+  mutable std::atomic<uint64_t> done{0};   // files, records or bytes so far
+  mutable std::atomic<uint64_t> total{0};  // 0: not known
   std::atomic<bool> cancel{false};
   // Called before a source keeps this many bytes more in memory; an error ends
   // the opening. Any thread.
@@ -33,6 +35,14 @@ struct OpenProgress {
   std::function<Status(const DataFile& file, const RecordScanner& scanner,
                        const FileRecords& records)>
       on_index = {};
+  // The local copies of files that it opens or makes (local_copies.h).
+  struct Copies {
+    std::optional<uint64_t>
+        most;  // of bytes; nullopt: what the disk has room for
+    std::atomic<uint64_t> files{0};
+    std::atomic<uint64_t> bytes{0};  // of those that are made: promised
+  };
+  mutable Copies copies;
 
   // Relaxed, both: a later call sees a cancellation, and counts are shown.
   Status CheckCancelled(const std::string& what) const {
@@ -40,7 +50,7 @@ struct OpenProgress {
                ? CancelledError("{}: opening was cancelled", what)
                : OkStatus();
   }
-  void CountDone(uint64_t more) {
+  void CountDone(uint64_t more) const {
     done.fetch_add(more, std::memory_order_relaxed);
   }
 };

@@ -334,8 +334,8 @@ KeptRows RowsOf(const DatasetSpec& spec, const Dataset& dataset, size_t steps,
 // InvalidArgument: what does not hold of the rows of all parts.
 Status CheckPrograms(const DatasetSpec& spec, const Dataset& dataset) {
   const ElementSpec& first = dataset.element_spec();
-  if (dataset.of_batches() && (dataset.source->parts() > 1 || spec.cache ||
-                               spec.snapshot || !spec.map.empty())) {
+  if (dataset.of_batches() &&
+      (dataset.source->parts() > 1 || KeptSteps(spec) || !spec.map.empty())) {
     return InvalidArgumentError(
         "a pickled dataset makes whole batches: it has no map, cache or "
         "snapshot and is no part of another source");
@@ -653,6 +653,7 @@ StatusOr<std::shared_ptr<const Dataset>> OpenDataset(
     const DatasetSpec& spec, const FunctionOptions& functions,
     OpenProgress* progress, const CacheHost& host) {
   auto dataset = std::make_shared<Dataset>();
+  if (spec.cache) progress->copies.most = spec.cache->files;
   auto source = OpenSource(spec.source, progress, functions);
   if (!source.ok()) {
     // The error of one that is made of parts names its place.
@@ -698,6 +699,8 @@ StatusOr<std::shared_ptr<const Dataset>> OpenDataset(
       return Located(spec, AtPath(key, cache.status()));
     }
   }
+  dataset->copied_files = progress->copies.files;
+  dataset->copied_bytes = progress->copies.bytes;
   return std::shared_ptr<const Dataset>(std::move(dataset));
 }
 

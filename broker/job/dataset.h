@@ -45,6 +45,9 @@ struct Dataset {
   // It counts its memory itself.
   std::shared_ptr<RowCache> cache;
   std::string cache_warning;
+  // Files that are read from local copies, and what these take.
+  uint64_t copied_files = 0;
+  uint64_t copied_bytes = 0;
 
   // As of a source, with those files.
   bool Changed() const;

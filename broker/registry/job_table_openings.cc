@@ -626,6 +626,8 @@ uint64_t JobTable::Inspect(uint32_t uid, JobOptions options,
           json["memory_bytes"] = layout.memory_bytes();
           json["retained_bytes"] = layout.retained_bytes;
           json["index_bytes"] = dataset->memory_bytes();
+          json["copied_files"] = dataset->copied_files;
+          json["copied_bytes"] = dataset->copied_bytes;
           if (dataset->cache != nullptr) {
             json["cache"] = dataset->cache->where();
             json["cache_steps"] = KeptSteps(options.spec).value_or(0);

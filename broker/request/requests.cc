@@ -142,6 +142,8 @@ constexpr AnswerField kIndexAnswer[] = {
     {"memory_bytes", kBytes, "that its job needs"},
     {"retained_bytes", kBytes, "of a stream: kept for batches held for long"},
     {"index_bytes", kBytes, "of the list of its records"},
+    {"copied_files", kCount, "that are read from local copies"},
+    {"copied_bytes", kBytes, "of these copies"},
     {"cache", kText, "where rows are kept; absent: nowhere", kSometimes},
     {"cache_steps", kCount, "steps of `map` after which they are", kSometimes},
     {"cache_bytes", kBytes, "that the cache may take", kSometimes},

@@ -316,14 +316,19 @@ StatusOr<ZipMember> FindArray(const std::string& path,
                        JoinText(names, ", "));
 }
 
-Status CheckStored(const std::string& name, const ZipMember& member) {
+std::string ArrayName(const std::string& file, const std::string& array) {
+  return Format("{}, array {}", file, Quoted(array));
+}
+
+Status CheckReadable(const std::string& name, const ZipMember& member) {
   if (member.is_encrypted) {
     return InvalidArgumentError("{} is encrypted; decrypt it on disk", name);
   }
-  if (member.method != ZipMember::kStored) {
+  if (member.method != ZipMember::kStored &&
+      member.method != ZipMember::kDeflated) {
     return InvalidArgumentError(
-        "{} is compressed (method {}), so that its rows have no places in the "
-        "file; write it with np.savez instead of np.savez_compressed",
+        "{} is compressed (method {}); write it with np.savez or "
+        "np.savez_compressed",
         name, member.method);
   }
   return OkStatus();
@@ -370,12 +375,11 @@ OpenedSource NpySource::Open(OpenProgress* progress) const {
 const Declaration<NpzSource>& NpzSource::Declared() {
   static const auto declared =
       Declaration<NpzSource>("npz",
-                             "Rows of the arrays in a file of numpy.savez, "
-                             "along their first axis.")
+                             "Rows of the arrays in a file of numpy.savez or "
+                             "savez_compressed, along their first axis.")
           .Gives("as in the file")
           .Example("{file: train.npz, features: {image: x, label: y}}")
-          .Required("file", &NpzSource::file, PathOrAddress(),
-                    "where it is; not of savez_compressed")
+          .Required("file", &NpzSource::file, PathOrAddress(), "where it is")
           .Required(
               "features", &NpzSource::features,
               ValueOfEachFeature(
@@ -395,20 +399,48 @@ OpenedSource NpzSource::Open(OpenProgress* progress) const {
   const DataFile& opened = files.emplace_back(std::move(only))[0];
   PENSTOCK_ASSIGN_OR_RETURN(const std::vector<ZipMember> members,
                             ReadZipDirectory(opened, progress));
-  std::vector<ArrayFeature> arrays;
+  // Where the array of each feature lies; those that are deflated are read from
+  // copies of their own.
+  struct Place {
+    const DataFile* file;
+    uint64_t at;
+    uint64_t bytes;
+  };
+  std::vector<Place> places;
+  std::vector<CompressedBytes> deflated;
+  std::vector<size_t> deflated_of;
   for (const auto& [feature, array_name] : features) {
-    ArrayFeature& array = arrays.emplace_back();
-    array.feature.name = feature;
     PENSTOCK_ASSIGN_OR_RETURN(const ZipMember member,
                               FindArray(file, members, array_name));
-    const std::string name = Format("{}, array {}", file, Quoted(array_name));
-    PENSTOCK_RETURN_IF_ERROR(CheckStored(name, member));
+    const std::string name = ArrayName(file, array_name);
+    PENSTOCK_RETURN_IF_ERROR(CheckReadable(name, member));
     PENSTOCK_ASSIGN_OR_RETURN(const uint64_t data_at,
                               FindZipData(opened, member, progress));
-    PENSTOCK_ASSIGN_OR_RETURN(
-        const NpyHeader header,
-        ReadNpyHeader(name, opened, data_at, member.bytes, progress));
-    PENSTOCK_RETURN_IF_ERROR(array.Append(name, opened, data_at, header));
+    if (member.method == ZipMember::kDeflated) {
+      deflated_of.push_back(places.size());
+      deflated.push_back({&opened, name, data_at, member.bytes,
+                          Compression::kDeflate, member.inflated, member.crc});
+    }
+    places.push_back({&opened, data_at, member.bytes});
+  }
+  PENSTOCK_ASSIGN_OR_RETURN(std::vector<LocalCopy> copies,
+                            CopiesOf(deflated, *progress));
+  std::vector<ArrayFeature> arrays(features.size());
+  for (size_t i = 0; i < copies.size(); ++i) {
+    PENSTOCK_ASSIGN_OR_RETURN(DataFile copy,
+                              DataFile::Open(file, *progress->access));
+    copy.ReadCopy(std::move(copies[i]));
+    arrays[deflated_of[i]].files = files.size();
+    const DataFile& inflated = files.emplace_back(std::move(copy))[0];
+    places[deflated_of[i]] = {&inflated, 0, inflated.bytes()};
+  }
+  for (size_t i = 0; i < arrays.size(); ++i) {
+    const auto& [in, at, bytes] = places[i];
+    const std::string name = ArrayName(file, features[i].second);
+    arrays[i].feature.name = features[i].first;
+    PENSTOCK_ASSIGN_OR_RETURN(const NpyHeader header,
+                              ReadNpyHeader(name, *in, at, bytes, progress));
+    PENSTOCK_RETURN_IF_ERROR(arrays[i].Append(name, *in, at, header));
   }
   return OpenArrays(std::move(files), std::move(arrays), io, progress);
 }

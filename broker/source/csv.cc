@@ -100,9 +100,9 @@ const Declaration<CsvSource>& CsvSource::Declared() {
           .Example(
               "{files: a.csv, columns: {label: {dtype: int64}, text: "
               "{max_bytes: 512, column: Review Text}}}")
-          .Required("files", &CsvSource::files, Files(),
-                    std::string(kFilesText) +
-                        "; in UTF-8, not unpacked. Empty lines are left out")
+          .Required(
+              "files", &CsvSource::files, Files(),
+              std::string(kFilesText) + "; in UTF-8. Empty lines are left out")
           .Required(
               "columns", &CsvSource::columns,
               TextFields({.from_key = "column", .from = CsvColumnType()}),

@@ -84,8 +84,8 @@ OpenedSource FixedLengthRecordsSource::Open(OpenProgress* progress) const {
         "fixed_length_records: a record of {} bytes; wanted 1 to {}",
         record_bytes, kRecordBytesMax);
   }
-  PENSTOCK_ASSIGN_OR_RETURN(DataFiles opened,
-                            DataFiles::Open(files, *progress));
+  PENSTOCK_ASSIGN_OR_RETURN(
+      DataFiles opened, DataFiles::Open(files, *progress, InflateBy::kName));
   EvenSource::Layout layout = {
       .record_bytes = record_bytes,
       .step_bytes = record_bytes,

@@ -18,7 +18,7 @@ struct Folder {
   // Later changes of a folder in it will change that folder's modification
   // time.
   bool settled = true;
-  // Of an address, until the places are known (Locate).
+  // An address has these: all of it until the places are known, then the file.
   RemoteFolder objects = {};
 
   bool Changed(const FileAccess& access) const {
@@ -289,8 +289,10 @@ StatusOr<Folder> OpenFolder(std::string root, bool of_classes,
     if (progress->access->stores() == nullptr) return NoStoresError(root);
     Folder folder{std::move(root), {}};
     PENSTOCK_ASSIGN_OR_RETURN(
-        folder.objects, progress->access->stores()->OpenFolder(
-                            folder.root + "/", /*room=*/0, progress->cancel));
+        folder.objects,
+        progress->access->stores()->OpenFolder(
+            folder.root + "/", progress->copies.most.value_or(0),
+            progress->cancel));
     PENSTOCK_ASSIGN_OR_RETURN(
         folder.index,
         ScanObjects(folder.root, of_classes, folder.objects, progress, files));

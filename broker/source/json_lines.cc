@@ -347,9 +347,9 @@ const Declaration<JsonLinesSource>& JsonLinesSource::Declared() {
               "{files: a.jsonl, fields: {label: {dtype: int64}, text: "
               "{max_bytes: 512, pointer: /body/text, default: ''}, tokens: "
               "{dtype: int32, max_length: 512}}}")
-          .Required("files", &JsonLinesSource::files, Files(),
-                    std::string(kFilesText) +
-                        "; in UTF-8, not unpacked. Empty lines are left out")
+          .Required(
+              "files", &JsonLinesSource::files, Files(),
+              std::string(kFilesText) + "; in UTF-8. Empty lines are left out")
           .Required("fields", &JsonLinesSource::fields, JsonFields(),
                     kJsonFieldsText)
           .Optional("longer", &JsonLinesSource::longer, LongerType(),

@@ -183,8 +183,9 @@ const Declaration<MdsSource>& MdsSource::Declared() {
               "{path: /data/c4/train, features: {tokens: {dtype: int32, "
               "max_length: 2048}, label: {}}}")
           .Required("path", &MdsSource::path, PathOrAddress(),
-                    "a folder with index.json and its shards, which are not "
-                    "compressed, or unpacked beside the compressed ones")
+                    "a folder with index.json and its shards; compressed by "
+                    "zstd, gz or bz2 they are inflated, by br or snappy they "
+                    "have to be unpacked beside the compressed ones")
           .Optional(
               "features", &MdsSource::features,
               RecordFeaturesType("column", {"item"}, /*source_knows=*/true),

@@ -169,19 +169,27 @@ StatusOr<MdsShard> ReadShard(Element object, const std::string& folder) {
 
 // ---- files
 
-// "zstd -d A -o B"; "": there is no such program.
+// "brotli -d A -o B"; "": there is no such program.
 std::string UnpackCommand(const MdsShard& shard) {
   const std::string zip = Printable(shard.zip_path);
   const std::string raw = Printable(shard.path);
-  if (shard.compression == "zstd") return Format("zstd -d {} -o {}", zip, raw);
-  if (shard.compression == "gz") return Format("gzip -dc {} > {}", zip, raw);
-  if (shard.compression == "bz2") return Format("bzip2 -dc {} > {}", zip, raw);
   if (shard.compression == "br") return Format("brotli -d {} -o {}", zip, raw);
   return "";
 }
 
 bool Exists(const std::string& path, const FileAccess& access) {
   return access.Check(path).ok();
+}
+
+// The shard's file; if only the compressed one is there, and can be inflated,
+// that one.
+const std::string& FileToRead(const MdsShard& shard, const FileAccess& access) {
+  const bool inflates = shard.compression == "zstd" ||
+                        shard.compression == "gz" || shard.compression == "bz2";
+  return inflates && !Exists(shard.path, access) &&
+                 Exists(shard.zip_path, access)
+             ? shard.zip_path
+             : shard.path;
 }
 
 // The shard's file is not there.
@@ -336,17 +344,20 @@ StatusOr<MdsIndex> MdsIndex::Read(const DataFile& file,
 
 StatusOr<DataFiles> MdsIndex::OpenShards(const OpenProgress& progress) const {
   FilePatterns patterns;
-  for (const MdsShard& each : shards) patterns.patterns.push_back(each.path);
+  for (const MdsShard& each : shards) {
+    PENSTOCK_RETURN_IF_ERROR(progress.CheckCancelled(each.path));
+    patterns.patterns.push_back(FileToRead(each, *progress.access));
+  }
   StatusOr<DataFiles> files = DataFiles::Open(patterns, progress);
   // A name that is not there could be a pattern.
   bool all = files.ok() && files->size() == shards.size();
   for (size_t i = 0; all && i < shards.size(); ++i) {
-    all = (*files)[i].path() == shards[i].path;
+    all = (*files)[i].path() == patterns.patterns[i];
   }
   if (!all) {
     for (size_t i = 0; i < shards.size(); ++i) {
       PENSTOCK_RETURN_IF_ERROR(progress.CheckCancelled(shards[i].path));
-      if (progress.access->Check(shards[i].path).code() !=
+      if (progress.access->Check(patterns.patterns[i]).code() !=
           StatusCode::kNotFound) {
         continue;
       }

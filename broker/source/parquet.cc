@@ -202,8 +202,8 @@ OpenedSource ParquetSource::Open(OpenProgress* progress,
   if (options.object_dir.empty()) {
     PENSTOCK_RETURN_IF_ERROR(CheckRunsPython(options).Prepend("parquet"));
   }
-  PENSTOCK_ASSIGN_OR_RETURN(DataFiles opened,
-                            DataFiles::Open(files, *progress));
+  PENSTOCK_ASSIGN_OR_RETURN(
+      DataFiles opened, DataFiles::Open(files, *progress, InflateBy::kNever));
   const auto data = std::make_shared<const DataFiles>(std::move(opened));
   ParquetRecords shared;
   PythonRecords& records = shared.python;

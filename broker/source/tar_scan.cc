@@ -72,27 +72,6 @@ bool ChecksumIsRight(Bytes header) {
                     static_cast<int64_t>(*wanted) == with_sign);
 }
 
-// The error of a file that is compressed as a whole; else OK.
-Status CheckPlain(ScannedFile* file) {
-  using namespace std::string_view_literals;
-  constexpr size_t kMagicBytesMax = 5;
-  PENSTOCK_ASSIGN_OR_RETURN(
-      const Bytes head,
-      file->At(0, std::min<uint64_t>(kMagicBytesMax, file->bytes())));
-  const std::string_view text(reinterpret_cast<const char*>(head.data()),
-                              head.size());
-  for (const std::string_view magic :
-       {"\x1f\x8b"sv, "BZh"sv, "\xfd\x37zXZ"sv, "\x28\xb5\x2f\xfd"sv}) {
-    if (!text.starts_with(magic)) continue;
-    return InvalidArgumentError(
-        "{} is compressed as a whole, so no member of it can be read by "
-        "itself; unpack it (pictures are compressed already): gunzip, bunzip2, "
-        "unxz or unzstd",
-        file->path());
-  }
-  return OkStatus();
-}
-
 Status WrongChecksumError(const std::string& path, uint64_t offset) {
   if (offset == 0) {
     return InvalidArgumentError(
@@ -184,7 +163,6 @@ StatusOr<std::optional<uint64_t>> ForEachTarMember(
           file->path(), at, what, end - at, wanted);
     };
     if (end - at < kBlock) {
-      if (at == 0) PENSTOCK_RETURN_IF_ERROR(CheckPlain(file));
       return cut_off("header", kBlock);
     }
     PENSTOCK_ASSIGN_OR_RETURN(Bytes header, file->At(at, kBlock));
@@ -193,7 +171,6 @@ StatusOr<std::optional<uint64_t>> ForEachTarMember(
     }
     const std::optional<uint64_t> size = NumberAt(header, kSize);
     if (!ChecksumIsRight(header)) {
-      if (at == 0) PENSTOCK_RETURN_IF_ERROR(CheckPlain(file));
       return WrongChecksumError(file->path(), at);
     }
     if (!size) {

@@ -26,7 +26,7 @@ struct TarMember {
 // Folders, links and devices are passed over. Returns where the archive ends
 // otherwise than it should: at the file's end without a block of zeros (perhaps
 // cut off), or before another archive, which is not read. Errors:
-// InvalidArgument (not a tar file, compressed as a whole, a sparse member),
+// InvalidArgument (not a tar file, a sparse member),
 // DataLoss (damaged or cut off), with file and offset; visit's.
 StatusOr<std::optional<uint64_t>> ForEachTarMember(
     ScannedFile* file,

@@ -132,11 +132,10 @@ const Declaration<TextLinesSource>& TextLinesSource::Declared() {
               "text uint8 [max_bytes], filled with zeros; bytes int64: how "
               "many of them are the line's, without its end")
           .Example("{files: [a.txt, b.txt], max_bytes: 512, longer: cut}")
-          .Required(
-              "files", &TextLinesSource::files, Files(),
-              std::string(kFilesText) +
-                  "; not unpacked. A line ends with \\n or \\r\\n, the last "
-                  "one may lack it; an empty line is a row")
+          .Required("files", &TextLinesSource::files, Files(),
+                    std::string(kFilesText) +
+                        ". A line ends with \\n or \\r\\n, the last "
+                        "one may lack it; an empty line is a row")
           .Required("max_bytes", &TextLinesSource::max_bytes,
                     WholeNumber<uint64_t>(1, kMaxBytesMax),
                     "room for a line in each row; `longer` says what becomes "

@@ -30,15 +30,12 @@ Status NotARecordError(const std::string& path, uint64_t number,
   const auto byte = [&header](size_t i) {
     return std::to_integer<unsigned>(header[i]);
   };
-  // gzip, and zlib with any level (RFC 1952, RFC 1950).
-  if (offset == 0 &&
-      ((byte(0) == 0x1f && byte(1) == 0x8b) ||
-       (byte(0) == 0x78 && (byte(0) * 256 + byte(1)) % 31 == 0))) {
+  // zlib with any level (RFC 1950), which a record may begin like.
+  if (offset == 0 && byte(0) == 0x78 && (byte(0) * 256 + byte(1)) % 31 == 0) {
     return InvalidArgumentError(
-        "{} is compressed as a whole, so no record of it can be read by "
-        "itself; "
-        "write it without compression (pictures are compressed already), or "
-        "unpack it",
+        "{} is compressed as a whole by zlib, which has no mark of its own; "
+        "write it with GZIP or without compression (pictures are compressed "
+        "already), or unpack it",
         path);
   }
   return DataLossError(
@@ -170,8 +167,7 @@ const Declaration<TfrecordSource>& TfrecordSource::Declared() {
               "{files: \"/data/train-*\", features: {image: {key: "
               "image/encoded, encoded: true}, label: {key: "
               "image/class/label, dtype: int64, shape: []}}}")
-          .Required("files", &TfrecordSource::files, Files(),
-                    std::string(kFilesText) + "; not compressed as a whole")
+          .Required("files", &TfrecordSource::files, Files(), kFilesText)
           .Optional(
               "features", &TfrecordSource::features,
               RecordFeaturesType("key", {"default"}),

@@ -503,8 +503,8 @@ const Declaration<TokensSource>& TokensSource::Declared() {
 }
 
 OpenedSource TokensSource::Open(OpenProgress* progress) const {
-  PENSTOCK_ASSIGN_OR_RETURN(DataFiles opened,
-                            DataFiles::Open(files, *progress));
+  PENSTOCK_ASSIGN_OR_RETURN(
+      DataFiles opened, DataFiles::Open(files, *progress, InflateBy::kName));
   std::vector<FileTokens> found;
   for (const DataFile& file : opened) {
     PENSTOCK_ASSIGN_OR_RETURN(found.emplace_back(),

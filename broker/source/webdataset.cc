@@ -383,8 +383,7 @@ const Declaration<WebdatasetSource>& WebdatasetSource::Declared() {
               "{files: \"/data/train-{000000..000146}.tar\", features: {image: "
               "{member: jpg;jpeg;png, encoded: true}, label: {member: cls, "
               "dtype: int64, shape: []}}}")
-          .Required("files", &WebdatasetSource::files, Files(),
-                    std::string(kFilesText) + "; not compressed as a whole")
+          .Required("files", &WebdatasetSource::files, Files(), kFilesText)
           .Optional(
               "features", &WebdatasetSource::features,
               RecordFeaturesType("member", {"default", "pointer"}),

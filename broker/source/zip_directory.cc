@@ -124,8 +124,8 @@ StatusOr<Directory> FindDirectory(const DataFile& file,
 
 // Takes those of the three values that are in the ZIP64 extra field, in this
 // order. False: one is not there.
-bool Take64(Bytes extra, bool has_size, uint64_t* packed, bool has_packed,
-            uint64_t* header_at, bool has_header_at) {
+bool Take64(Bytes extra, uint64_t* size, bool has_size, uint64_t* packed,
+            bool has_packed, uint64_t* header_at, bool has_header_at) {
   if (!has_size && !has_packed && !has_header_at) return true;
   while (extra.size() >= 4) {
     const size_t bytes = ValueAt<uint16_t>(&extra[2]);
@@ -135,9 +135,8 @@ bool Take64(Bytes extra, bool has_size, uint64_t* packed, bool has_packed,
       continue;
     }
     Bytes values = extra.subspan(4, bytes);
-    uint64_t size = 0;
     for (const auto& [has, value] :
-         {std::pair{has_size, &size}, std::pair{has_packed, packed},
+         {std::pair{has_size, size}, std::pair{has_packed, packed},
           std::pair{has_header_at, header_at}}) {
       if (!has) continue;
       if (values.size() < sizeof(uint64_t)) return false;
@@ -179,10 +178,12 @@ StatusOr<std::vector<ZipMember>> ReadZipDirectory(const DataFile& file,
         reinterpret_cast<const char*>(entry.data()) + kEntryBytes, name_bytes);
     member.is_encrypted = (ValueAt<uint16_t>(&entry[8]) & 1) != 0;
     member.method = ValueAt<uint16_t>(&entry[10]);
+    member.crc = ValueAt<uint32_t>(&entry[16]);
     member.bytes = ValueAt<uint32_t>(&entry[20]);
+    member.inflated = ValueAt<uint32_t>(&entry[24]);
     member.header_at = ValueAt<uint32_t>(&entry[42]);
     if (!Take64(entry.subspan(kEntryBytes + name_bytes, extra_bytes),
-                ValueAt<uint32_t>(&entry[24]) == kIn64Of32, &member.bytes,
+                &member.inflated, member.inflated == kIn64Of32, &member.bytes,
                 member.bytes == kIn64Of32, &member.header_at,
                 member.header_at == kIn64Of32)) {
       return Damaged(file, offset, "an entry lacks its ZIP64 sizes");

@@ -14,11 +14,14 @@ namespace penstock {
 
 struct ZipMember {
   static constexpr uint16_t kStored = 0;
+  static constexpr uint16_t kDeflated = 8;
 
   std::string name;  // any bytes
   uint16_t method = kStored;
   bool is_encrypted = false;
   uint64_t bytes = 0;      // in the archive
+  uint64_t inflated = 0;   // what they inflate to
+  uint32_t crc = 0;        // CRC-32 of that
   uint64_t header_at = 0;  // offset of the header before its data
 };
 

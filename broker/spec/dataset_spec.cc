@@ -126,9 +126,10 @@ std::string_view NameOf(const TransformSpec& step) {
 
 // Rows are kept of records that are the same each time.
 Status CheckCache(const YamlValue& root, const DatasetSpec& spec) {
-  if (!spec.cache && !spec.snapshot) return OkStatus();
-  const YamlValue value = root.Optional(spec.cache ? "cache" : "snapshot");
-  if (spec.cache && spec.snapshot) {
+  const bool cached = spec.cache && spec.cache->keeps_rows();
+  if (!cached && !spec.snapshot) return OkStatus();
+  const YamlValue value = root.Optional(cached ? "cache" : "snapshot");
+  if (cached && spec.snapshot) {
     return value.Error(
         "there is a snapshot too: leave one of them out; memory that is left "
         "keeps files of a snapshot anyway");
@@ -149,7 +150,7 @@ Status CheckCache(const YamlValue& root, const DatasetSpec& spec) {
     const size_t own = steps.size() - spec.map.size();
     const size_t most = StepsToKeep(steps);
     const std::optional<uint64_t> at =
-        spec.cache ? spec.cache->at : spec.snapshot->at;
+        cached ? spec.cache->at : spec.snapshot->at;
     if (own + at.value_or(0) <= most) continue;
     const YamlValue at_value = at ? value.Optional("at") : value;
     if (most == steps.size()) {
@@ -483,8 +484,9 @@ size_t StepNumbers(const DatasetSpec& spec) {
 }
 
 std::optional<size_t> KeptSteps(const DatasetSpec& spec) {
-  if (!spec.cache && !spec.snapshot) return std::nullopt;
-  if (const auto at = spec.cache ? spec.cache->at : spec.snapshot->at) {
+  const bool cached = spec.cache && spec.cache->keeps_rows();
+  if (!cached && !spec.snapshot) return std::nullopt;
+  if (const auto at = cached ? spec.cache->at : spec.snapshot->at) {
     return at;
   }
   size_t most = spec.map.size();

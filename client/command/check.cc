@@ -246,6 +246,10 @@ void PrintIndex(const DatasetIndex& index, const CheckOptions& options,
     }
   }
   told("left out", "left_out");
+  if (count("copied_files") != "0") {
+    line("inflated", Format("{}, {}", Counted(count("copied_files"), "file"),
+                            bytes("copied_bytes")));
+  }
   told("fingerprint", "fingerprint");
   if (!index.class_names.empty()) {
     line("classes", FormatCount(index.class_names.size()));

@@ -126,16 +126,6 @@ def test_a_join_of_pictures_and_captions(attach, tmp_path):
         row[2] for row in rows]
 
 
-@pytest.mark.parametrize("mode, way_out", [
-    ("w:gz", "gunzip"), ("w:bz2", "bunzip2"), ("w:xz", "unxz")])
-def test_compressed_shards_are_refused_with_the_way_out(attach, tmp_path, mode, way_out):
-    with tarfile.open(tmp_path / "a.tar", mode) as tar:
-        tar.addfile(tarfile.TarInfo("0.cls"), io.BytesIO(b""))
-    with pytest.raises(penstock.InvalidArgument,
-                       match="a.tar is compressed as a whole, .*" + way_out):
-        attach(dataset_of(tmp_path / "a.tar").batch(1))
-
-
 @pytest.mark.parametrize("options", [
     ["--format=gnu"], ["--format=posix"], ["--format=posix", "--sparse-version=0.0"]])
 def test_gnu_tar_agrees_but_for_sparse_files(attach, tmp_path, options, request):

@@ -355,16 +355,16 @@ TEST_F(MdsTest, ACompressedShardIsReadBesideItsFileOrRefused) {
   const TestColumns columns = {Texts()};
   const std::string shard = ShardOf(columns);
   WriteIndex(ShardJson(columns, "a.mds", shard.size(),
-                       ", \"compression\": \"zstd:7\", \"zip_data\": "
-                       "{\"basename\": \"a.mds.zstd\", \"bytes\": 9}"));
+                       ", \"compression\": \"br:7\", \"zip_data\": "
+                       "{\"basename\": \"a.mds.br\", \"bytes\": 9}"));
   EXPECT_THAT(OpenFails("{text: {max_bytes: 3}}"),
               HasSubstr("a.mds is not there"));
-  Write("a.mds.zstd", "compressed");
+  Write("a.mds.br", "compressed");
   EXPECT_THAT(
       OpenFails("{text: {max_bytes: 3}}"),
-      HasSubstr(Format("{0}/a.mds.zstd is compressed as a whole (zstd), so no "
+      HasSubstr(Format("{0}/a.mds.br is compressed as a whole (br), so no "
                        "sample of it can be read by itself; unpack it and all "
-                       "other shards: zstd -d {0}/a.mds.zstd -o {0}/a.mds",
+                       "other shards: brotli -d {0}/a.mds.br -o {0}/a.mds",
                        folder_)));
   Write("a.mds", shard);
   EXPECT_EQ(OpenFails("{text: {max_bytes: 3}}"), "");

@@ -165,7 +165,7 @@ TEST_F(NpyTest, ANpzIsReadByTheNamesOfItsArrays) {
 
 TEST_F(NpyTest, MembersThatHaveNoPlainBytesAreRefused) {
   ZipFile zip;
-  zip.Add("packed.npy", "x", {.method = 8});
+  zip.Add("packed.npy", "x", {.method = 12});
   zip.Add("secret.npy", "x", {.flags = 1});
   zip.Add("text.npy", "hello");
   const std::string path = Write("a.npz", zip.Bytes());
@@ -175,9 +175,8 @@ TEST_F(NpyTest, MembersThatHaveNoPlainBytesAreRefused) {
   };
   EXPECT_EQ(refused("packed"),
             path +
-                ", array 'packed' is compressed (method 8), so that its rows "
-                "have no places in the file; write it with np.savez instead of "
-                "np.savez_compressed");
+                ", array 'packed' is compressed (method 12); write it with "
+                "np.savez or np.savez_compressed");
   EXPECT_THAT(refused("secret"), HasSubstr("is encrypted"));
   EXPECT_THAT(refused("text"),
               HasSubstr("array 'text': not in NumPy's format"));

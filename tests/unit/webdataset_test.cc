@@ -464,9 +464,6 @@ TEST_F(WebdatasetTest, OtherFilesAreRefusedWithTheWayOut) {
   const auto error = [this](const std::string& content) {
     return Open(Write(content)).status().message();
   };
-  EXPECT_THAT(error("\x1f\x8b" + std::string(600, 'x')),
-              AllOf(HasSubstr("compressed as a whole"), HasSubstr("gunzip")));
-  EXPECT_THAT(error("BZh"), HasSubstr("compressed as a whole"));
   EXPECT_EQ(error(Member("BZh.jpg", "x")), "");
   EXPECT_THAT(error(std::string(600, 'x')), HasSubstr("not a tar file"));
   EXPECT_THAT(error("short"), HasSubstr("the file ends within a member's"));

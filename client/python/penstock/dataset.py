@@ -291,8 +291,8 @@ class Dataset:
     @classmethod
     def npz(cls, file: Path, features: Mapping[str, str], *,
             io: Optional[str] = None, name: Optional[str] = None) -> "Dataset":
-        """Rows of the arrays in a file of ``numpy.savez`` (not
-        ``numpy.savez_compressed``), along their first axis. ``features``: {name: the
+        """Rows of the arrays in a file of ``numpy.savez`` or
+        ``numpy.savez_compressed``, along their first axis. ``features``: {name: the
         name of an array}; as in ``npy``."""
         return cls._of("npz", given(file=absolute(file), features=dict(features),
                                      io=io), name)
@@ -333,8 +333,7 @@ class Dataset:
     def mds(cls, path: Path, features: Optional[Mapping[str, Any]] = None, *,
             verify: Optional[bool] = None, io: Optional[str] = None,
             name: Optional[str] = None) -> "Dataset":
-        """A folder that MosaicML Streaming's ``MDSWriter`` wrote, not compressed or
-        unpacked. ``features``: {name: {}} of a column whose size index.json tells, else
+        """A folder that MosaicML Streaming's ``MDSWriter`` wrote. ``features``: {name: {}} of a column whose size index.json tells, else
         as in ``tfrecord``, with "column" for "key"; "item": which picture of several.
         Without them every column, or an error proposes them. ``verify``: compares
         the shards' xxHash when the dataset is opened."""
@@ -729,13 +728,16 @@ class Dataset:
 
     def cache(self, memory: Optional[Union[int, str]] = None,
               disk: Optional[Union[int, str]] = None, at: Optional[int] = None,
-              zstd: Optional[int] = None) -> "Dataset":
+              zstd: Optional[int] = None,
+              files: Optional[Union[int, str]] = None) -> "Dataset":
         """Keeps rows as the first ``at`` steps of ``map`` have made them, by default all
         before the first that draws random numbers or is a function (0: records as they
         are read), for all jobs of the host. ``memory`` or ``disk``: the size, in bytes or
         such as "8G". ``zstd``: the level that entries on the disk are compressed with.
-        No value of a batch changes."""
-        return self._with_step("cache", given(memory=memory, disk=disk, at=at, zstd=zstd))
+        ``files``: the most that local copies of files that are compressed take, with or
+        without rows. No value of a batch changes."""
+        return self._with_step("cache", given(memory=memory, disk=disk, files=files, at=at,
+                                              zstd=zstd))
 
     def snapshot(self, path: Path, at: Optional[int] = None,
                  zstd: Optional[int] = None) -> "Dataset":
