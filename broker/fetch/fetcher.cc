@@ -135,10 +135,11 @@ StatusOr<std::shared_ptr<RemoteFile>> Fetcher::FileOf(const std::string& url,
   const nlohmann::json& answer = call->answers.back();
   if (!call->fd) return UnavailableError("{}: {}", url, kOddAnswer);
   const uint64_t copy = NumberOf(answer, "copy");
+  unit_bytes_->store(NumberOf(answer, "unit"));
   const auto file = std::make_shared<RemoteFile>(
       RemoteFile::Opened{url, TextOf(answer, "version"), TextOf(answer, "path"),
-                         NumberOf(answer, "bytes"), copy,
-                         NumberOf(answer, "unit"), NumberOf(answer, "ahead")},
+                         NumberOf(answer, "bytes"), copy, unit_bytes_,
+                         NumberOf(answer, "ahead")},
       std::move(call->fd),
       [this](RemoteFile::Ask ask, uint64_t of, const RemoteFile::Range& range) {
         const std::lock_guard lock(mutex_);
@@ -234,14 +235,19 @@ void Fetcher::Run() {
     if (Send() && Receive()) continue;
     process_ = nullptr;
     out_.clear();
-    ++ends_;
-    Log<"fetcher-ended">(ends_);
-    if (ends_ >= kEndsMax) {
-      EndAll(
-          UnavailableError("the process that fetches ended {} times", ends_));
-    } else {
-      Notify();
-    }
+    Ended(
+        UnavailableError("the process that fetches ended {} times", ends_ + 1));
+  }
+}
+
+// Another process is started, unless too many have ended without an answer.
+void Fetcher::Ended(const Status& status) {
+  ++ends_;
+  Log<"fetcher-ended">(ends_);
+  if (ends_ >= kEndsMax) {
+    EndAll(status);
+  } else {
+    Notify();
   }
 }
 
@@ -255,7 +261,11 @@ bool Fetcher::Start() {
                                    [this] { return stops_.load(); });
   }
   if (!process.ok()) {
-    EndAll(Status(process.status().code(), process.status().message()));
+    if (process.status().code() == StatusCode::kUnavailable) {
+      Ended(process.status());  // it was killed
+    } else {
+      EndAll(process.status());
+    }
     return false;
   }
   process_ = *std::move(process);

@@ -70,6 +70,7 @@ class Fetcher final : public Stores {
   void Notify();
   void Run();
   bool Start();
+  void Ended(const Status& status);
   void Begin();
   bool Send();
   bool Receive();
@@ -84,6 +85,8 @@ class Fetcher final : public Stores {
   std::atomic<bool> stops_{false};
   mutable std::mutex mutex_;
   std::condition_variable answered_;
+  const std::shared_ptr<std::atomic<uint64_t>> unit_bytes_ =
+      std::make_shared<std::atomic<uint64_t>>(RemoteFile::kBlockBytes);
   // Guarded by mutex_.
   std::map<uint64_t, std::shared_ptr<Call>> calls_;
   std::deque<std::string> packets_;  // of calls

@@ -12,8 +12,8 @@ fours: kind, copy, offset, bytes. Calls:
 
   {"call": N, "list": pattern}   {"call": N, "urls": [...], "more": bool}
   {"call": N, "open": url, "room": bytes or null}
-                                 {"call": N, "copy": K, "bytes", "version", "unit"}, and
-                                 the copy's descriptor
+                                 {"call": N, "copy": K, "bytes", "version", "unit",
+                                 "ahead", "path"}, and the copy's descriptor
   {"call": N, "folder": url, "room": bytes or null}
                                  {"call": N, "names": [...], "sizes": [...], "more": true},
                                  then as for open
@@ -48,8 +48,8 @@ BLOCK = 4096
 # What is fetched at once, if the room takes all of it: a record is part of it as a rule.
 UNIT = 512 << 10
 REQUEST_BYTES_MAX = 8 << 20
-# What is fetched ahead of its use, of a job.
-AHEAD_MIN, AHEAD_MAX = 64 << 20, 1 << 30
+# The part of the room that is for what passes; and the most, of a job and of all.
+PASSING_SHARE, AHEAD_MAX, PASSING_MAX = 8, 1 << 30, 2 << 30
 # A request of this size has its rate limited by the link rather than by its latency.
 REQUESTS_FIRST, REQUESTS_MAX = 16, 256
 TUNE_S = 0.5
@@ -418,9 +418,13 @@ class Folder:
     def room(self):
         return self.given_room or self.default_room
 
+    @property
+    def kept_room(self):
+        return self.room - min(self.room // PASSING_SHARE, PASSING_MAX)
+
     def keeps(self, size):
-        """Whether so many bytes more are kept: an eighth is for what passes."""
-        limit = self.room - self.room // 8
+        """Whether so many bytes more are kept."""
+        limit = self.kept_room
         if self.used + size > limit:
             self.remove_unused(self.used + size - limit)
         return self.used + size <= limit
@@ -618,12 +622,13 @@ class Fetcher:
                 copy = Copy(next(self.numbers), self.folder.path, message["open"], size, version)
                 version = f"{size} {version}"
             self.copies[copy.number] = copy
+            all_bytes = sum(each.bytes for each in self.copies.values())
             keeps = "open" in message and \
-                self.folder.used + copy.bytes <= self.folder.room // 2
+                all_bytes <= self.folder.kept_room
             self.say({"call": call, "copy": copy.number, "bytes": copy.bytes,
                       "version": version, "path": copy.path,
                       "unit": UNIT if keeps else BLOCK,
-                      "ahead": min(max(self.folder.room // 16, AHEAD_MIN), AHEAD_MAX)},
+                      "ahead": min(self.folder.room // PASSING_SHARE, AHEAD_MAX)},
                      copy.data)
         except Exception as error:
             url = next(message[key] for key in ("open", "list", "version", "put", "folder")

@@ -43,7 +43,7 @@ RemoteFile::RemoteFile(Opened opened, Fd fd, Asks asks)
       bytes_(opened.bytes),
       ahead_bytes_(opened.ahead_bytes),
       fd_(std::move(fd)),
-      unit_blocks_(std::max(opened.unit_bytes / kBlockBytes, uint64_t{1})),
+      unit_bytes_(std::move(opened.unit_bytes)),
       asks_(std::move(asks)),
       kept_(bytes_ / kBlockBytes / 64 + 1),
       copy_(opened.copy),
@@ -101,9 +101,11 @@ void RemoteFile::Hold(const Range& range,
 // their units. For one that somebody waits for, again.
 void RemoteFile::AskFor(uint64_t first, uint64_t end, Ask ask) {
   const uint64_t blocks = (bytes_ + kBlockBytes - 1) / kBlockBytes;
-  const uint64_t from = first / unit_blocks_ * unit_blocks_;
-  const uint64_t to =
-      std::min((end + unit_blocks_ - 1) / unit_blocks_ * unit_blocks_, blocks);
+  // Relaxed: a late view fetches a little more or less.
+  const uint64_t unit = std::max<uint64_t>(
+      unit_bytes_->load(std::memory_order_relaxed) / kBlockBytes, 1);
+  const uint64_t from = first / unit * unit;
+  const uint64_t to = std::min((end + unit - 1) / unit * unit, blocks);
   for (uint64_t i = from; i < to;) {
     const auto wanted = [&](uint64_t block) {
       if (IsThere(block)) return false;

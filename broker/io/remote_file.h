@@ -79,7 +79,9 @@ class RemoteFile {
     std::string path;
     uint64_t bytes = 0;
     uint64_t copy = 0;
-    uint64_t unit_bytes = 0;  // fetched at once: a multiple of kBlockBytes
+    // What is fetched at once, a multiple of kBlockBytes: of all files that
+    // one fetcher has, as it follows from their sizes together.
+    std::shared_ptr<const std::atomic<uint64_t>> unit_bytes;
     uint64_t ahead_bytes = 0;
   };
   RemoteFile(Opened opened, Fd fd, Asks asks);
@@ -155,7 +157,7 @@ class RemoteFile {
   const uint64_t bytes_;
   const uint64_t ahead_bytes_;
   const Fd fd_;
-  const uint64_t unit_blocks_;
+  const std::shared_ptr<const std::atomic<uint64_t>> unit_bytes_;
   const Asks asks_;
   Bits kept_;
   mutable std::mutex mutex_;

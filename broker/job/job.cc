@@ -136,7 +136,8 @@ Job::Job(JobKey key, JobOptions options, std::shared_ptr<const Dataset> dataset,
   if (FileAccess::OfBroker()->stores() != nullptr && stream_ == nullptr) {
     look_ahead_ = std::make_unique<LookAhead>(
         dataset_, layout_.plan.start().position,
-        uint64_t{layout_.slots_per_lane} * layout_.plan.global_batch(), [this] {
+        uint64_t{2} * layout_.slots_per_lane * layout_.plan.global_batch(),
+        [this] {
           MutexLock lock(&weights_mutex_);
           return rows_plan_;
         });
@@ -605,7 +606,7 @@ Claim Job::ClaimRows(std::optional<uint32_t> node) {
   }
   batch->Claim(claim.end);
   if (look_ahead_ != nullptr) {
-    look_ahead_->Claimed(batch->rows.position + batch->rows.rows);
+    look_ahead_->Claimed(FirstPosition(claim) + claim.end - claim.begin);
   }
   // No worker is to be woken in vain.
   if (delivery_.Claimable() == nullptr) on_work_(false);
@@ -641,7 +642,17 @@ void Job::Assemble(OpenBatch* batch) const {
   }
 }
 
+// In the plan.
+uint64_t Job::FirstPosition(const Claim& claim) const {
+  const Plan::RankBatch& rows = claim.batch->rows;
+  return rows.epoch * plan().rows_per_epoch() + rows.first_row + claim.begin;
+}
+
 void Job::FinishRows(const Claim& claim) {
+  if (look_ahead_ != nullptr) {
+    const uint64_t first = FirstPosition(claim);
+    look_ahead_->Made(first, first + claim.end - claim.begin);
+  }
   const bool measured = this->measured();
   std::chrono::steady_clock::time_point then;
   const auto note = [&](uint32_t part) {

@@ -348,6 +348,7 @@ class Job {
   uint32_t SlotOfCopy(const OpenBatch& batch, uint32_t copy) const {
     return copy * (layout_.segment.slot_count / layout_.copies) + batch.slot;
   }
+  uint64_t FirstPosition(const Claim& claim) const;
   void CopyRows(const Claim& claim);
   void CountRoom(const Claim& claim);
   void CountFailedRow(StatusCode code);

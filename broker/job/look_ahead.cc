@@ -12,6 +12,8 @@ constexpr uint64_t kRowsAtOnce = 256;
 constexpr uint64_t kFirstRows = 1024;
 // Asked for and not there: what a fast link brings in a fraction of a second.
 constexpr uint64_t kComingBytes = uint64_t{256} << 20;
+// Rows that are held, or not remote.
+constexpr uint64_t kRowsMax = 1 << 16;
 // How often it looks where workers are.
 constexpr uint64_t kLookNs = 20'000'000;
 
@@ -42,20 +44,52 @@ void LookAhead::Run() {
     Settle();
     const std::shared_ptr<const Plan> plan = plan_now_();
     bool more = Extend(*plan, claimed);
-    if (!remote_ && (!more || next_ - begin >= kFirstRows)) return;
+    if (!remote_ && (!more || next_ - begin >= kFirstRows)) {
+      ended_.store(true, std::memory_order_relaxed);
+      return;
+    }
     if (!more) signal_->Wait(kLookNs);
   }
-  for (const Row& row : rows_) {
-    for (const Part& part : row.parts) part.file->Release(part.range);
-  }
+  for (Row& row : rows_) Release(&row);
 }
 
-// Rows that workers have read.
+void LookAhead::Made(uint64_t begin, uint64_t end) {
+  // Relaxed: a late view keeps two numbers more.
+  if (ended_.load(std::memory_order_relaxed)) return;
+  const std::lock_guard lock(mutex_);
+  made_.emplace_back(begin, end);
+}
+
+void LookAhead::Release(Row* row) {
+  for (const Part& part : row->parts) part.file->Release(part.range);
+  row->parts.clear();
+}
+
+// Rows that are claimed are no longer ahead; those that are made, or never will
+// be, are let go.
 void LookAhead::Forget(uint64_t claimed) {
-  while (!rows_.empty() && rows_.front().position + behind_ < claimed) {
-    const Row& row = rows_.front();
-    for (const Part& part : row.parts) part.file->Release(part.range);
-    bytes_ -= row.bytes;
+  for (; passed_ < rows_.size() && rows_[passed_].position < claimed;
+       ++passed_) {
+    bytes_ -= rows_[passed_].bytes;
+  }
+  std::vector<std::pair<uint64_t, uint64_t>> made;
+  {
+    const std::lock_guard lock(mutex_);
+    made.swap(made_);
+  }
+  for (const auto& [begin, end] : made) {
+    if (rows_.empty()) break;
+    const uint64_t first = rows_.front().position;
+    for (uint64_t at = std::max(begin, first);
+         at < std::min(end, first + rows_.size()); ++at) {
+      Release(&rows_[at - first]);
+    }
+  }
+  while (passed_ > 0 && (rows_.front().parts.empty() ||
+                         rows_.front().position + behind_ < claimed)) {
+    Row& row = rows_.front();
+    Release(&row);
+    --passed_;
     if (settled_ > 0) {
       --settled_;
     } else if (row.wait != nullptr) {
@@ -79,16 +113,21 @@ void LookAhead::Settle() {
 
 // False: nothing more is to be fetched now.
 bool LookAhead::Extend(const Plan& plan, uint64_t claimed) {
-  next_ = std::max(next_, claimed);
+  if (next_ < claimed) {  // workers are ahead of it
+    next_ = claimed;
+    for (Row& row : rows_) Release(&row);
+    rows_.clear();
+    passed_ = settled_ = bytes_ = coming_ = 0;
+  }
   const uint64_t of_epoch = plan.rows_per_epoch();
   const uint64_t epoch = next_ / of_epoch;
   if (plan.epochs() && epoch >= *plan.epochs()) return false;
   const uint64_t row = next_ % of_epoch;
   const uint64_t count = std::min(kRowsAtOnce, of_epoch - row);
-  const uint64_t room = rows_.empty() || rows_.front().parts.empty()
-                            ? kComingBytes
-                            : rows_.front().parts.front().file->ahead_bytes();
-  if (coming_ >= kComingBytes || bytes_ >= room) return false;
+  const uint64_t room = std::max(ahead_bytes_, RemoteFile::kBlockBytes);
+  if (coming_ >= kComingBytes || bytes_ >= room || rows_.size() >= kRowsMax) {
+    return false;
+  }
   of_plan_.resize(count);
   plan.Rows(epoch, row, count, &shuffles_, of_plan_.data());
   for (const Plan::Row& each : of_plan_) {
@@ -100,8 +139,7 @@ bool LookAhead::Extend(const Plan& plan, uint64_t claimed) {
     } else {
       Add(each.record, &made);
     }
-    if (made.parts.empty()) continue;
-    remote_ = true;
+    remote_ = remote_ || !made.parts.empty();
     bytes_ += made.bytes;
     if (made.wait != nullptr) coming_ += made.bytes;
     rows_.push_back(std::move(made));
@@ -118,6 +156,7 @@ void LookAhead::Add(uint64_t record, Row* row) {
     if (part.kind != ReadPart::Kind::kRange || part.remote == nullptr) return;
     const RemoteFile::Range range = {part.offset, part.bytes};
     row->parts.push_back({part.remote, range});
+    ahead_bytes_ = part.remote->ahead_bytes();
     if (row->wait == nullptr) {
       row->wait = std::make_shared<FetchWait>(signal_);
     }

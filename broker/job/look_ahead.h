@@ -11,6 +11,7 @@
 #include <deque>
 #include <functional>
 #include <memory>
+#include <mutex>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -25,12 +26,14 @@ class LookAhead {
  public:
   using PlanNow = std::function<std::shared_ptr<const Plan>()>;
 
-  // plan_now: the plan of the rows, which may change. behind: rows before the
-  // last claimed one whose reads may still begin. Both outlive this.
+  // plan_now: the plan of the rows, which may change; outlives this. behind:
+  // rows so far before the last claimed one are of batches that were given up.
   LookAhead(std::shared_ptr<const Dataset> dataset, uint64_t position,
             uint64_t behind, PlanNow plan_now);
   ~LookAhead();
 
+  // A worker has made the rows from one position to the other.
+  void Made(uint64_t begin, uint64_t end);
   // A worker has claimed rows up to this position.
   void Claimed(uint64_t position) {
     // Relaxed: a late view fetches late.
@@ -46,7 +49,7 @@ class LookAhead {
   };
   struct Row {
     uint64_t position = 0;
-    std::vector<Part> parts;
+    std::vector<Part> parts;  // held; none: it was made
     uint64_t bytes = 0;
     // What it waits for; nullptr: all was there.
     std::shared_ptr<FetchWait> wait;
@@ -54,6 +57,7 @@ class LookAhead {
 
   void Run();
   void Forget(uint64_t claimed);
+  static void Release(Row* row);
   void Settle();
   bool Extend(const Plan& plan, uint64_t claimed);
   void Add(uint64_t record, Row* row);
@@ -64,13 +68,18 @@ class LookAhead {
   const std::shared_ptr<FetchSignal> signal_;
   std::atomic<uint64_t> claimed_;
   std::atomic<bool> stops_{false};
+  std::atomic<bool> ended_{false};  // nothing is remote
+  std::mutex mutex_;
+  std::vector<std::pair<uint64_t, uint64_t>> made_;  // guarded by mutex_
   // Only the thread has these.
   uint64_t next_;  // position
   bool remote_ = false;
-  std::deque<Row> rows_;  // held
-  size_t settled_ = 0;    // of them, at the front
-  uint64_t bytes_ = 0;    // of them
-  uint64_t coming_ = 0;   // bytes of those that are not settled
+  uint64_t ahead_bytes_ = 0;  // as of a file of the last rows
+  std::deque<Row> rows_;      // of positions without a gap
+  size_t passed_ = 0;         // of them, at the front: claimed
+  size_t settled_ = 0;        // of them, at the front
+  uint64_t bytes_ = 0;        // of those that are not claimed
+  uint64_t coming_ = 0;       // bytes of those that are not settled
   Shuffles shuffles_;
   ReadRequest request_;
   std::vector<Plan::Row> of_plan_;

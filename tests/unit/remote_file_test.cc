@@ -44,8 +44,9 @@ class RemoteFileTest : public testing::Test {
     data_ = Fd(memfd_create("object", MFD_CLOEXEC));
     ASSERT_EQ(ftruncate(data_.get(), static_cast<off_t>(bytes)), 0);
     file_ = std::make_unique<RemoteFile>(
-        RemoteFile::Opened{"s3://b/k", "v", "/copy", bytes, 7, unit * kBlock,
-                           1 << 20},
+        RemoteFile::Opened{
+            "s3://b/k", "v", "/copy", bytes, 7,
+            std::make_shared<std::atomic<uint64_t>>(unit * kBlock), 1 << 20},
         Fd(dup(data_.get())),
         [this](Ask ask, uint64_t copy, const RemoteFile::Range& range) {
           EXPECT_EQ(copy, copy_);
