@@ -1,7 +1,9 @@
 // Promise: order `cyclic` is that of Megatron's sampler for any micro batch and
 // number of ranks, with data sharding and without, and draws as PyTorch does.
 // Method: numbers of torch 2.13 (CPU), and the sampler's loops, written down
-// once more with its lists. tests/python/test_megatron.py has torch itself.
+// once more with its lists. tests/python/test_megatron.py has torch itself; all
+// numbers of permutations of 214,748,363 and 214,748,364, from which on it
+// draws 64 bits, were compared by hand (seed 77): a minute each, 2 GB.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <zlib.h>
