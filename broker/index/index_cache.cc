@@ -20,7 +20,7 @@ struct Header {
   uint64_t file_bytes = 0;
   int64_t mtime_ns = 0;
   uint64_t inode = 0;
-  uint64_t head = 0;  // XXH3 of the file's first kHeadBytes
+  uint64_t head = 0;  // XXH3 of the file's first kHeadBytes; of a cache 0
   uint64_t places = 0;
   uint64_t left_out = 0;
   uint64_t odd_end = 0;
@@ -95,14 +95,14 @@ StatusOr<bool> ReadRecords(std::optional<CacheReader> kept, const IsOf& is_of,
   return true;
 }
 
-Status Write(const std::string& path, const DataFile& file,
+Status Write(const std::string& path, const DataFile& file, uint64_t head,
              const RecordScanner& scanner, const FileRecords& records) {
   const std::string key = KeyOf(scanner);
   const Header header = {.key_bytes = key.size(),
                          .file_bytes = file.bytes(),
                          .mtime_ns = file.mtime_ns(),
                          .inode = file.inode(),
-                         .head = HeadOf(file),
+                         .head = head,
                          .places = records.offsets.size(),
                          .left_out = records.left_out,
                          .odd_end = records.odd_end,
@@ -123,9 +123,12 @@ StatusOr<bool> ReadKeptIndex(const DataFile& file, const RecordScanner& scanner,
     return header.mtime_ns == file.mtime_ns() && header.inode == file.inode();
   };
   PENSTOCK_ASSIGN_OR_RETURN(
-      const bool cached,
-      ReadRecords(CacheReader::Open(PathOfCache(file, scanner)), of_this_file,
-                  file, scanner, progress, records));
+      const bool cached, ReadRecords(
+                             CacheReader::Open(PathOfCache(file, scanner)),
+                             [&](const Header& header) {
+                               return header.head == 0 && of_this_file(header);
+                             },
+                             file, scanner, progress, records));
   if (cached) return true;
   const auto beside =
       DataFile::Open(file.path() + IndexSuffix(scanner), *progress.access);
@@ -146,7 +149,7 @@ Status WriteIndexCache(const DataFile& file, const RecordScanner& scanner,
   if (file.mtime_ns() > scan_begin_ns - kSettledNs || file.Changed()) {
     return FailedPreconditionError("{} changed just now", file.path());
   }
-  return Write(path, file, scanner, records);
+  return Write(path, file, /*head=*/0, scanner, records);
 }
 
 std::string IndexSuffix(const RecordScanner& scanner) {
@@ -158,7 +161,7 @@ std::string IndexSuffix(const RecordScanner& scanner) {
 Status WriteIndexFile(const std::string& path, const DataFile& file,
                       const RecordScanner& scanner,
                       const FileRecords& records) {
-  return Write(path, file, scanner, records);
+  return Write(path, file, HeadOf(file), scanner, records);
 }
 
 }  // namespace penstock
