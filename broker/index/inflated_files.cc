@@ -143,7 +143,10 @@ StatusOr<std::optional<CompressedBytes>> FindCompressed(
   std::optional<CompressedBytes> found;
   if (by == InflateBy::kNever) return found;
   // A look at each object would be a request, and a unit of each fetched.
-  if (file.remote() != nullptr && !IsNamedCompressed(file.path())) return found;
+  if ((by == InflateBy::kName || file.remote() != nullptr) &&
+      !IsNamedCompressed(file.path())) {
+    return found;
+  }
   std::byte bytes[kCompressionHeadBytes];
   PENSTOCK_ASSIGN_OR_RETURN(const uint64_t had, file.Read(0, bytes, &progress));
   const auto head = std::span<const std::byte>(bytes).first(had);

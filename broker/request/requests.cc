@@ -74,6 +74,7 @@ constexpr AnswerField kJobsAnswer[] = {
 
 constexpr AnswerField kStatusAnswer[] = {
     {"broker", kObject, "the broker"},
+    {"stores", kObject, "what was fetched from object stores", false},
     {"late_reads", kList, "reads in flight for more than a second"},
     {"jobs", kList, "the jobs, with their ranks, parts and producers"},
 };

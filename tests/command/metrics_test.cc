@@ -67,6 +67,7 @@ Json MadeStatus() {
   Json status;
   status["broker"] = Made("broker");
   status["broker"]["nodes"] = Json::array({Made("node")});
+  status["stores"] = Made("stores");
   status["late_reads"] = Json::array({Made("late read")});
   Json job = Made("job");
   job["slots"] = Made("slots");
