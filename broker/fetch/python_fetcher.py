@@ -61,7 +61,7 @@ RANGE_TIMEOUT_S = 120
 RETRY_FIRST_S, RETRY_MAX_S = 0.1, 10
 # A request that takes this many times the median is sent once more.
 HEDGE_TIMES, HEDGE_MIN_S, HEDGE_FIRST_S = 4, 0.5, 3
-HEDGED_MAX = 0.1  # of the requests
+HEDGED_MAX = 0.05  # of the requests
 LISTED_MAX = 10_000_000
 URLS_MAX = 1 << 18
 PACKET = 1 << 15
@@ -279,7 +279,9 @@ class Stores:
 
 async def retried(url, get, counts=None):
     """What get() returns, in the time of a range."""
-    begun, wait = time.monotonic(), RETRY_FIRST_S
+    # Servers close connections while a request is on its way: the first is sent again at
+    # once.
+    begun, wait = time.monotonic(), 0
     while True:
         try:
             return await asyncio.wait_for(get(), REQUEST_TIMEOUT_S + CONNECT_TIMEOUT_S)
@@ -288,14 +290,15 @@ async def retried(url, get, counts=None):
             if final:
                 raise final from None
             left = begun + RANGE_TIMEOUT_S - time.monotonic()
-            if left < wait:
+            if left <= wait:
                 text = without_secrets(str(error)) or type(error).__name__
                 raise Failed(UNAVAILABLE, f"{url}: the store has not answered well for "
                              f"{RANGE_TIMEOUT_S} s ({text[:300]})") from None
             if counts is not None:
                 counts.retry(error)
+            wait = wait or (RETRY_FIRST_S if is_throttled(error) else 0)
         await asyncio.sleep(wait * random.uniform(0.5, 1))
-        wait = min(2 * wait, RETRY_MAX_S)
+        wait = min(max(2 * wait, RETRY_FIRST_S), RETRY_MAX_S)
 
 
 # ---- copies
@@ -465,7 +468,7 @@ class Requests:
         self.order = itertools.count()
         self.bytes = self.sent = self.retries = self.throttled = self.hedged = 0
         self.durations = deque(maxlen=64)
-        self.best = 0.0
+        self.best, self.before = 0.0, None  # before the limit was raised
         self.hold_s = self.halved_s = 0.0
 
     def retry(self, error):
@@ -474,22 +477,22 @@ class Requests:
             self.throttled += 1
             now = time.monotonic()
             if now > self.halved_s + 1:  # answers to those that were sent before
-                self.limit = max(1, self.limit // 2)
+                self.limit, self.before = max(1, self.limit // 2), None
                 self.halved_s, self.hold_s = now, now + 10
 
     def tune(self, rate):
         """rate: bytes a second, of the last TUNE_S."""
-        if self.running < self.limit or time.monotonic() < self.hold_s:
+        now = time.monotonic()
+        if self.running < self.limit or now < self.hold_s:
             return
-        if rate > self.best * GAIN:
-            self.limit = min(REQUESTS_MAX, self.limit + max(1, self.limit // 2))
-        else:  # it brought nothing: as before, for a while
-            self.limit = max(4, self.limit * 2 // 3)
-            self.hold_s = time.monotonic() + 5
-        self.best = rate
+        if self.before and rate < self.best * GAIN:  # more brought nothing: as before
+            self.limit, self.before, self.hold_s = self.before, None, now + 5
+            return
+        self.best, self.before = rate, self.limit
+        self.limit = min(REQUESTS_MAX, self.limit + self.limit // 2 + 1)
 
     def hedge_s(self):
-        if self.hedged > HEDGED_MAX * self.sent + 4:
+        if self.hedged > HEDGED_MAX * self.sent + 1:
             return None
         if len(self.durations) < 16:
             return HEDGE_FIRST_S
@@ -709,7 +712,9 @@ class Fetcher:
     async def hedged(self, piece):
         """The first answer of two requests, if one takes long."""
         first = self.loop.create_task(self.request(piece))
-        after = self.requests.hedge_s()
+        # While others queue, the link is busy, and a second request makes it busier.
+        queued = bool(self.soon or self.later)
+        after = None if queued and not piece.urgent else self.requests.hedge_s()
         done, _ = await asyncio.wait([first], timeout=after)
         if done:
             return first.result()

@@ -113,11 +113,16 @@ void LookAhead::Settle() {
 
 // False: nothing more is to be fetched now.
 bool LookAhead::Extend(const Plan& plan, uint64_t claimed) {
-  if (next_ < claimed) {  // workers are ahead of it
-    next_ = claimed;
+  if (claimed > next_ + kRowsMax) {  // a job that begins in the middle
     for (Row& row : rows_) Release(&row);
     rows_.clear();
     passed_ = settled_ = bytes_ = coming_ = 0;
+    next_ = claimed;
+  }
+  // Workers that are ahead of it fetch for themselves.
+  for (; next_ < claimed; ++next_) {
+    rows_.emplace_back().position = next_;
+    ++passed_;
   }
   const uint64_t of_epoch = plan.rows_per_epoch();
   const uint64_t epoch = next_ / of_epoch;
