@@ -31,6 +31,9 @@ class PeerFailed(Exception):
     """The peer cannot be measured; the message has its last lines."""
 
 
+SPARED = set()  # children of the driver that are no part of any run
+
+
 def adopt_orphans():
     """What loses its parent becomes this process's child: still in sight."""
     LIBC.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
@@ -59,8 +62,9 @@ def descendants():
     found, pids = {}, [os.getpid()]
     while pids:
         for pid in children.get(pids.pop(), []):
-            found[pid] = cpu[pid]
-            pids.append(pid)
+            if pid not in SPARED:
+                found[pid] = cpu[pid]
+                pids.append(pid)
     return found
 
 
@@ -273,6 +277,33 @@ class Run:
             "most_pss_bytes": max(most, memory.pss) - imported.pss,
             "first_batch": self.consumers[0].first,
         }
+
+    def passes(self, records, count, sent):
+        """What each of so many passes over the records takes, of one consumer, from
+        libraries that are imported; sent(): what the store has sent, (bytes, requests)."""
+        self.begin()
+        now, found = time.monotonic(), []
+        times, counts, cpu = [now], [sent()], [sum(descendants().values())]
+        consumer, = self.consumers
+        items = 0
+        for number in range(1, count + 1):
+            end = number * records
+            self.wait(f"end of pass {number}", lambda: consumer.times[-1][1] >= end)
+            counts.append(sent())
+            cpu.append(sum(descendants().values()))
+            last = next(entry for entry in consumer.times if entry[1] >= end)
+            times.append(last[0])
+            found.append({
+                "seconds": times[-1] - times[-2],
+                "sent_bytes": counts[-1][0] - counts[-2][0],
+                "requests": counts[-1][1] - counts[-2][1],
+                "cpu_s": cpu[-1] - cpu[-2],
+                # Each record once.
+                "samples": last[1], "labels": last[3] - items})
+            items = last[3]
+        return {"start_s": now - self.started,
+                "first_batch_s": consumer.times[1][0] - now,
+                "first_batch": consumer.first, "passes": found}
 
     def measure(self, warmup_s, warmup_batches, window_s):
         imported = self.begin()

@@ -63,11 +63,12 @@ ScannedFile::~ScannedFile() {
   if (ahead_.bytes > 0) file_.remote()->Release(ahead_);
 }
 
-// A scan needs all of a file or its headers; whoever waits for each of those
-// over a network has the whole file sooner.
+// A scan that goes on needs all of a file or its headers; whoever waits for
+// each of those over a network has the whole file sooner. Others need a table.
 void ScannedFile::ReadAhead(uint64_t offset) {
   constexpr uint64_t kAheadBytes = 32 << 20;
-  if (file_.remote() == nullptr) return;
+  constexpr int kFillsOfTable = 4;
+  if (file_.remote() == nullptr || ++fills_ <= kFillsOfTable) return;
   // By halves: not for each block.
   if (ahead_.bytes > 0 && offset < ahead_.offset + ahead_.bytes / 2 &&
       offset >= ahead_.offset) {

@@ -91,6 +91,7 @@ class ScannedFile {
   const DataFile& file_;
   OpenProgress* const progress_;
   RemoteFile::Range ahead_;  // of a remote file: held
+  int fills_ = 0;            // of the buffer
   std::vector<std::byte> buffer_;
   uint64_t begin_ = 0;  // of what is in the buffer
   size_t size_ = 0;

@@ -311,7 +311,7 @@ TEST_F(RequestsTest, AnswersHaveTheDeclaredFieldsAndNoOthers) {
         << request.op;
     for (const AnswerField& field : request.answer) {
       const std::string name = Format("{}.{}", request.op, field.key);
-      // Of a producer that comes back; of a broker that reads object stores.
+      // Only a producer that comes back, or a broker of object stores, has it.
       EXPECT_EQ(seen_.contains(name),
                 name != "produce.finished" && name != "status.stores")
           << name;
