@@ -42,7 +42,7 @@ from collections import deque
 INVALID_ARGUMENT, NOT_FOUND, PERMISSION_DENIED, RESOURCE_EXHAUSTED = 3, 5, 7, 8
 UNAVAILABLE, DATA_LOSS = 14, 15
 
-WANT, HURRY, GIVE_UP, CLOSE = 1, 2, 3, 4  # asked
+WANT, HURRY, GIVE_UP, CLOSE, PROMOTE = 1, 2, 3, 4, 5  # asked
 KEPT, PASSES = 1, 2  # answered
 BLOCK = 4096
 # What is fetched at once, if the room takes all of it: a record is part of it as a rule.
@@ -564,9 +564,13 @@ class Fetcher:
                 if kind == CLOSE:
                     self.copies.pop(number).close()
                     continue
+                if number not in self.copies:
+                    continue  # asked of a former process
                 copy, first, end = self.copies[number], offset // BLOCK, -(-(offset + size) // BLOCK)
                 if kind == GIVE_UP:
                     self.give_up(copy, first, end)
+                elif kind == PROMOTE:
+                    self.promote(copy, first, end)
                 else:
                     self.want(copy, first, end, kind == HURRY)
 
@@ -667,10 +671,9 @@ class Fetcher:
                 copy.check(begin, block)
                 block = begin  # those that were damaged are fetched
             elif piece := self.coming.get((copy, block)):
-                block = piece.end
-                if urgent and not piece.begun and not piece.urgent:
-                    piece.urgent = True
-                    self.soon.append(piece)
+                block = piece.end  # its answer is to come
+                if urgent:
+                    self.promote(copy, piece.first, piece.end)
             else:
                 end_of_object = min(end, copy.object_of(block)[4])
                 while block < end_of_object and not copy.checked[block] and \
@@ -682,6 +685,13 @@ class Fetcher:
                 for each in range(begin, block):
                     self.coming[copy, each] = piece
                 (self.soon if urgent else self.later).append(piece)
+        self.pump()
+
+    def promote(self, copy, first, end):
+        for piece in {self.coming.get((copy, block)) for block in range(first, end)}:
+            if piece and not piece.begun and not piece.urgent:
+                piece.urgent = True
+                self.soon.append(piece)
         self.pump()
 
     def pump(self):

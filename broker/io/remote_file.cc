@@ -98,7 +98,8 @@ void RemoteFile::Hold(const Range& range,
 }
 
 // Asks for those of the blocks that nobody has asked for, with the rest of
-// their units. For one that somebody waits for, again.
+// their units; others that somebody waits for now are promoted. No block is
+// asked for twice: the second answer could come after the block was given up.
 void RemoteFile::AskFor(uint64_t first, uint64_t end, Ask ask) {
   const uint64_t blocks = (bytes_ + kBlockBytes - 1) / kBlockBytes;
   // Relaxed: a late view fetches a little more or less.
@@ -107,18 +108,21 @@ void RemoteFile::AskFor(uint64_t first, uint64_t end, Ask ask) {
   const uint64_t from = first / unit * unit;
   const uint64_t to = std::min((end + unit - 1) / unit * unit, blocks);
   for (uint64_t i = from; i < to;) {
-    const auto wanted = [&](uint64_t block) {
-      if (IsThere(block)) return false;
-      const bool hurry = ask == Ask::kHurry && block >= first && block < end;
-      return hurry || !Has(asked_, block);
+    const bool asked = Has(asked_, i);
+    const auto alike = [&](uint64_t block) {
+      return !IsThere(block) && Has(asked_, block) == asked;
     };
-    if (!wanted(i)) {
-      ++i;
-      continue;
-    }
     const uint64_t begin = i;
-    for (; i < to && wanted(i); ++i) Set(&asked_, i);
-    asks_(ask, copy_, RangeOf(begin, i));
+    while (i < to && alike(i)) ++i;
+    if (i == begin) {
+      ++i;
+    } else if (!asked) {
+      for (uint64_t block = begin; block < i; ++block) Set(&asked_, block);
+      asks_(ask, copy_, RangeOf(begin, i));
+    } else if (ask == Ask::kHurry && begin < end && i > first) {
+      asks_(Ask::kPromote, copy_,
+            RangeOf(std::max(begin, first), std::min(i, end)));
+    }
   }
 }
 

@@ -69,7 +69,9 @@ class RemoteFile {
     uint64_t offset = 0;
     uint64_t bytes = 0;
   };
-  enum class Ask : uint64_t { kFetch = 1, kHurry, kGiveUp, kClose };
+  // kHurry: a fetch that somebody waits for. kPromote: of what was asked for
+  // and has not come, the same.
+  enum class Ask : uint64_t { kFetch = 1, kHurry, kGiveUp, kClose, kPromote };
   // Tells the fetcher; must not call back. Any thread.
   using Asks = std::function<void(Ask, uint64_t copy, const Range&)>;
 

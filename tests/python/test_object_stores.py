@@ -257,8 +257,8 @@ def test_a_cache_of_half_fetches_half_of_a_pass(store, own_broker):
             sent.append(fetched())
     kept = 32 << 20
     for first, second in zip(sent, sent[1:]):
-        # What is claimed late, after it was let go of, comes again.
-        assert second - first <= 1.1 * (data.nbytes - kept * 7 // 8)
+        # Some come twice on a busy machine: bench/remote.py measures how many.
+        assert second - first <= 1.3 * (data.nbytes - kept * 7 // 8)
     folder = os.path.join(os.environ["PENSTOCK_CACHE_DIR"], "objects")
     used = sum(each.stat().st_blocks * 512 for each in os.scandir(folder))
     assert used <= kept * 9 / 8  # and what workers have in hand

@@ -107,12 +107,12 @@ TEST_F(RemoteFileTest, WhatIsNotThereIsAskedForOnce) {
   EXPECT_THAT(TakeAsked(), IsEmpty());
 }
 
-TEST_F(RemoteFileTest, SomebodyWhoWaitsAsksAgain) {
+TEST_F(RemoteFileTest, WhatSomebodyWaitsForIsPromotedAndNotAskedForTwice) {
   Open(10 * kBlock, 1);
   Hold(0, 4 * kBlock);
   TakeAsked();
   Hold(kBlock, kBlock, Ask::kHurry);
-  EXPECT_THAT(TakeAsked(), ElementsAre(Asked{Ask::kHurry, 1, kBlock}));
+  EXPECT_THAT(TakeAsked(), ElementsAre(Asked{Ask::kPromote, 1, kBlock}));
 }
 
 TEST_F(RemoteFileTest, AUnitIsAskedForAtOnceAndEndsWithTheFile) {
