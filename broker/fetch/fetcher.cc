@@ -253,7 +253,8 @@ void Fetcher::Ended(const Status& status) {
 
 // What was asked before is asked again, files that are open are opened again.
 bool Fetcher::Start() {
-  const nlohmann::json argument = {{"folder", folder_}};
+  const nlohmann::json argument = {{"folder", folder_},
+                                   {"first", ++processes_ << 32}};
   GrowingMemory memory;
   StatusOr<std::unique_ptr<PythonProcess>> process = memory.Reserve(1);
   if (memory.fd() >= 0) {

@@ -97,6 +97,9 @@ class Fetcher final : public Stores {
   // Only the thread has these.
   std::unique_ptr<PythonProcess> process_;
   std::deque<std::string> out_;
+  // No process has a copy of a former one's number: what is asked late of that
+  // one concerns none of its own.
+  uint64_t processes_ = 0;
   uint64_t ends_ = 0;  // of processes, since one has answered
   std::thread thread_;
 };

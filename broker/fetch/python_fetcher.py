@@ -515,7 +515,7 @@ class Fetcher:
         self.stores = Stores()
         self.folder = Folder(options["folder"])
         self.copies = {}
-        self.numbers = itertools.count()
+        self.numbers = itertools.count(options["first"])
         self.requests = Requests()
         self.soon, self.later = deque(), deque()  # of pieces
         self.coming = {}  # (copy, block): its piece
@@ -561,11 +561,11 @@ class Fetcher:
                 self.start(self.serve(json.loads(packet)))
                 continue
             for kind, number, offset, size in struct.iter_unpack("<4Q", packet):
+                if number not in self.copies:
+                    continue  # asked of a former process
                 if kind == CLOSE:
                     self.copies.pop(number).close()
                     continue
-                if number not in self.copies:
-                    continue  # asked of a former process
                 copy, first, end = self.copies[number], offset // BLOCK, -(-(offset + size) // BLOCK)
                 if kind == GIVE_UP:
                     self.give_up(copy, first, end)
