@@ -38,8 +38,12 @@ Status ErrorOf(const nlohmann::json& answer) {
       !(*error)[0].is_number_unsigned() || !(*error)[1].is_string()) {
     return UnavailableError("{}", kOddAnswer);
   }
-  return Status(static_cast<StatusCode>((*error)[0].get<int>()),
-                (*error)[1].get<std::string>());
+  const auto code = (*error)[0].get<uint64_t>();
+  const bool known = code > static_cast<uint64_t>(StatusCode::kOk) &&
+                     code <= static_cast<uint64_t>(StatusCode::kDataLoss);
+  return Status(
+      known ? static_cast<StatusCode>(code) : StatusCode::kUnavailable,
+      (*error)[1].get<std::string>());
 }
 
 uint64_t NumberOf(const nlohmann::json& answer, const char* key) {
