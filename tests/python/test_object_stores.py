@@ -6,6 +6,7 @@ import os
 import random
 import signal
 import subprocess
+import sys
 import tarfile
 
 import numpy as np
@@ -14,6 +15,8 @@ import pytest
 from web_server import web_server
 
 pytest.importorskip("obstore")
+
+PENSTOCK = os.path.join(os.path.dirname(sys.executable), "penstock")
 
 
 @pytest.fixture
@@ -133,7 +136,7 @@ def test_shards_are_indexed_and_shuffled(store, own_broker):
 
 
 def index_of(spec, out, **environment):
-    subprocess.run(["penstock", "index", "--out", str(out), str(spec)], check=True,
+    subprocess.run([PENSTOCK, "index", "--out", str(out), str(spec)], check=True,
                    env={**os.environ, **environment})
 
 
@@ -243,7 +246,7 @@ def test_a_cache_of_half_fetches_half_of_a_pass(store, own_broker):
     dataset = fixed(store.url + "/{0..9}.bin", 65536, batch=20, shuffle={"seed": 1}, epochs=3,
                     cache={"files": "32M"})
     def fetched():
-        status = json.loads(subprocess.run(["penstock", "status", "--json", "--socket",
+        status = json.loads(subprocess.run([PENSTOCK, "status", "--json", "--socket",
                                             own_broker.socket], capture_output=True,
                                            check=True).stdout)
         # A request that took long under the load of others was sent twice.
