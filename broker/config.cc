@@ -43,7 +43,7 @@ constexpr std::array<std::pair<std::string_view, std::string_view>, 3>
                    {"cache_dir", "/var/cache/penstock"}}};
 
 // What may be set, of keys whose default says little.
-constexpr std::array<std::pair<std::string_view, std::string_view>, 7>
+constexpr std::array<std::pair<std::string_view, std::string_view>, 8>
     kExamples = {{{"cpus", "0-7,16-23"},
                   {"memory_limit", "8G"},
                   {"memory_limit_per_user", "4G"},
@@ -52,7 +52,8 @@ constexpr std::array<std::pair<std::string_view, std::string_view>, 7>
                    "[vision]}]"},
                   {"python_path", "/etc/penstock/python"},
                   {"plugin_dir", "/usr/lib/penstock/plugins"},
-                  {"snapshot_path", "/srv/penstock/snapshots"}}};
+                  {"snapshot_path", "/srv/penstock/snapshots"},
+                  {"fetcher", "/run/penstock-fetch/fetch.sock"}}};
 
 // ""; nothing is said of the key.
 template <size_t kCount>
@@ -257,7 +258,8 @@ Declaration<Config> DeclaredConfig() {
                     "DEADLINE_EXCEEDED. Other jobs go on.");
   declared.Optional(
       "data", &Config::data, DataRules(),
-      "Folders that datasets may read, each with the users and groups who may "
+      "Folders and addresses (s3://BUCKET/PREFIX) that datasets may read, each "
+      "with the users and groups who may "
       "(by default all who may connect; root is a user like others), further "
       "paths by which datasets name it (`as`: where containers mount it), and "
       "whether datasets that read there may run functions (python_path, "
@@ -289,6 +291,11 @@ Declaration<Config> DeclaredConfig() {
           "for whoever may connect. This service's user must be able to "
           "write there (ReadWritePaths= of its unit). Without it, "
           "datasets only read snapshots that are complete.")
+      .Optional("fetcher", &Config::fetcher, AnyText("a path"),
+                "Where the process listens that fetches objects of stores "
+                "(s3://...): penstock-fetch.socket. `data` says who may read "
+                "which addresses, /etc/penstock/stores.ini with which "
+                "credentials. Without it, no address is read.")
       .Optional("sandbox", &Config::sandbox, OneSandboxMode(),
                 "Whether the process that decodes gives up the network, the "
                 "start of programs, and writes outside of its own folders, "

@@ -39,6 +39,7 @@ struct Config {
   std::string state_dir;  // "": nothing outlives the broker
   std::string cache_dir;  // for indexes, and rows that are kept on disk
   std::vector<std::string> snapshot_path;  // folders
+  std::string fetcher;  // a socket; "": no object stores are read
   SandboxMode sandbox = SandboxMode::kAuto;
   // A worker that spends longer on one sample ends the broker on purpose. Both
   // timeouts are exact to half a second (WorkerPool's clock).

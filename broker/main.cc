@@ -311,7 +311,7 @@ std::string PathOf(int listener) {
   return error ? address.sun_path : path.string();
 }
 
-// A private broker has the credentials of its user.
+// A private broker has the credentials of its user, a service has none.
 Status UseStores(const FunctionOptions& functions) {
   const std::string cache = CacheFolder();
   if (cache.empty()) return OkStatus();
@@ -660,7 +660,12 @@ Status Serve(const Arguments& arguments) {
   PENSTOCK_ASSIGN_OR_RETURN(
       const std::string sandbox,
       Confine(arguments, config, functions, given_folder));
-  if (arguments.private_broker) PENSTOCK_RETURN_IF_ERROR(UseStores(functions));
+  if (arguments.private_broker) {
+    PENSTOCK_RETURN_IF_ERROR(UseStores(functions));
+  } else if (!config.fetcher.empty()) {
+    PENSTOCK_ASSIGN_OR_RETURN(auto fetcher, Fetcher::Connect(config.fetcher));
+    FileAccess::UseStores(std::move(fetcher));
+  }
   const Owner owner(std::move(inherited.owner), given_folder);
   PENSTOCK_ASSIGN_OR_RETURN(
       const std::unique_ptr<RecoveryJournal> recovery_journal,

@@ -9,6 +9,7 @@
 
 #include "broker/base/log.h"
 #include "broker/control/control_server.h"
+#include "broker/io/stores.h"
 #include "broker/request/requests.h"
 #include "broker/sandbox/program_launcher.h"
 #include "broker/transform/draws.h"
@@ -640,7 +641,7 @@ ControlServer::Answer ControlServer::ShowStatus(const Call& call) {
   if (const std::optional<uint64_t> limit = jobs_->reserved().limits().bytes) {
     answer["broker"]["memory_limit_bytes"] = *limit;
   }
-  if (const Stores* const stores = FileAccess::OfBroker()->stores()) {
+  if (const Stores* const stores = FileAccess::stores()) {
     if (nlohmann::json use = stores->UseJson(); !use.empty()) {
       answer["stores"] = std::move(use);
     }

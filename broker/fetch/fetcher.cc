@@ -4,6 +4,7 @@
 #include <pthread.h>
 #include <sys/eventfd.h>
 #include <sys/socket.h>
+#include <sys/un.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -65,15 +66,54 @@ std::string_view Fetcher::Program() { return kPythonFetcherProgram; }
 
 StatusOr<std::unique_ptr<Fetcher>> Fetcher::Make(FunctionOptions options,
                                                  std::string folder) {
+  return Make([options = std::move(options), folder = std::move(folder)](
+                  const Cancelled& cancelled) -> StatusOr<Link> {
+    const nlohmann::json argument = {{"folder", folder}};
+    GrowingMemory memory;
+    PENSTOCK_RETURN_IF_ERROR(memory.Reserve(1));
+    Link link;
+    PENSTOCK_ASSIGN_OR_RETURN(
+        link.process, PythonProcess::Start(options, Program(), argument.dump(),
+                                           memory, cancelled));
+    return link;
+  });
+}
+
+StatusOr<std::unique_ptr<Fetcher>> Fetcher::Connect(std::string socket) {
+  return Make([path = std::move(socket)](const Cancelled&) -> StatusOr<Link> {
+    sockaddr_un address = {};
+    address.sun_family = AF_UNIX;
+    if (path.size() >= sizeof(address.sun_path)) {
+      return FailedPreconditionError("fetcher: '{}' is too long", path);
+    }
+    std::memcpy(address.sun_path, path.data(), path.size());
+    Link link;
+    link.connection = Fd(::socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0));
+    if (!link.connection) return ErrnoError(errno, "socket");
+    if (connect(link.connection.get(),
+                reinterpret_cast<const sockaddr*>(&address),
+                sizeof(address)) != 0) {
+      return FailedPreconditionError(
+          "this service reads object stores by penstock-fetch.service, whose "
+          "socket {} does not answer ({}): systemctl enable --now "
+          "penstock-fetch.socket",
+          path, std::strerror(errno));
+    }
+    return link;
+  });
+}
+
+StatusOr<std::unique_ptr<Fetcher>> Fetcher::Make(
+    std::function<StatusOr<Link>(const Cancelled&)> connect) {
   Fd news(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
   if (!news) return ErrnoError(errno, "eventfd");
   return std::unique_ptr<Fetcher>(
-      new Fetcher(std::move(options), std::move(folder), std::move(news)));
+      new Fetcher(std::move(connect), std::move(news)));
 }
 
-Fetcher::Fetcher(FunctionOptions options, std::string folder, Fd news)
-    : options_(std::move(options)),
-      folder_(std::move(folder)),
+Fetcher::Fetcher(std::function<StatusOr<Link>(const Cancelled&)> connect,
+                 Fd news)
+    : connect_(std::move(connect)),
       news_(std::move(news)),
       thread_([this] { Run(); }) {}
 
@@ -226,7 +266,7 @@ void Fetcher::Run() {
   pthread_setname_np(pthread_self(), "fetcher");
   while (!stops_.load()) {
     pollfd ready[] = {{news_.get(), POLLIN, 0},
-                      {process_ == nullptr ? -1 : process_->link(), POLLIN, 0}};
+                      {link_ ? link_->fd() : -1, POLLIN, 0}};
     if (!out_.empty()) ready[1].events |= POLLOUT;
     poll(ready, 2, -1);
     if (stops_.load()) return;
@@ -234,10 +274,10 @@ void Fetcher::Run() {
       uint64_t count;
       (void)!read(news_.get(), &count, sizeof(count));
     }
-    if (process_ == nullptr && !Start()) continue;
+    if (!link_ && !Start()) continue;
     Begin();
     if (Send() && Receive()) continue;
-    process_ = nullptr;
+    link_.reset();
     out_.clear();
     Ended(
         UnavailableError("the process that fetches ended {} times", ends_ + 1));
@@ -257,23 +297,17 @@ void Fetcher::Ended(const Status& status) {
 
 // What was asked before is asked again, files that are open are opened again.
 bool Fetcher::Start() {
-  const nlohmann::json argument = {{"folder", folder_},
-                                   {"first", ++processes_ << 32}};
-  GrowingMemory memory;
-  StatusOr<std::unique_ptr<PythonProcess>> process = memory.Reserve(1);
-  if (memory.fd() >= 0) {
-    process = PythonProcess::Start(options_, Program(), argument.dump(), memory,
-                                   [this] { return stops_.load(); });
-  }
-  if (!process.ok()) {
-    if (process.status().code() == StatusCode::kUnavailable) {
-      Ended(process.status());  // it was killed
+  StatusOr<Link> link = connect_([this] { return stops_.load(); });
+  if (!link.ok()) {
+    if (link.status().code() == StatusCode::kUnavailable) {
+      Ended(link.status());  // it was killed
     } else {
-      EndAll(process.status());
+      EndAll(link.status());
     }
     return false;
   }
-  process_ = *std::move(process);
+  link_ = *std::move(link);
+  out_.push_back(nlohmann::json{{"first", ++processes_ << 32}}.dump());
   const std::vector<std::shared_ptr<RemoteFile>> files = OpenFiles();
   const std::lock_guard lock(mutex_);
   asked_.clear();
@@ -320,7 +354,7 @@ void Fetcher::Begin() {
 bool Fetcher::Send() {
   while (!out_.empty()) {
     const std::string& packet = out_.front();
-    const ssize_t sent = send(process_->link(), packet.data(), packet.size(),
+    const ssize_t sent = send(link_->fd(), packet.data(), packet.size(),
                               MSG_DONTWAIT | MSG_NOSIGNAL);
     if (sent < 0 && errno == EINTR) continue;
     if (sent < 0) return errno == EAGAIN;
@@ -340,7 +374,7 @@ bool Fetcher::Receive() {
     message.msg_control = control;
     message.msg_controllen = sizeof(control);
     const ssize_t bytes =
-        recvmsg(process_->link(), &message, MSG_DONTWAIT | MSG_CMSG_CLOEXEC);
+        recvmsg(link_->fd(), &message, MSG_DONTWAIT | MSG_CMSG_CLOEXEC);
     if (bytes < 0 && errno == EINTR) continue;
     if (bytes < 0) return errno == EAGAIN;
     Fd fd;

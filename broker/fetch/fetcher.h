@@ -1,6 +1,7 @@
 // Object stores by a process of its own, which alone uses a network
-// (python_fetcher.py). It is started when the first address is opened, and
-// again if it ends: what was asked of it is asked of the next one.
+// (python_fetcher.py). A private broker starts it when the first address is
+// opened; a service connects to that of penstock-fetch.service. If it ends,
+// what was asked of it is asked of the next one.
 //
 // Thread-safe.
 #ifndef BROKER_FETCH_FETCHER_H_
@@ -10,10 +11,12 @@
 #include <condition_variable>
 #include <cstdint>
 #include <deque>
+#include <functional>
 #include <map>
 #include <memory>
 #include <mutex>
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <thread>
@@ -31,6 +34,8 @@ class Fetcher final : public Stores {
   // folder: of the local copies.
   static StatusOr<std::unique_ptr<Fetcher>> Make(FunctionOptions options,
                                                  std::string folder);
+  // socket: where the process listens.
+  static StatusOr<std::unique_ptr<Fetcher>> Connect(std::string socket);
   ~Fetcher() override;
 
   StatusOr<std::vector<std::string>> List(
@@ -61,7 +66,16 @@ class Fetcher final : public Stores {
     RemoteFile::Range range;
   };
 
-  Fetcher(FunctionOptions options, std::string folder, Fd news);
+  // A link to a process, and what ends it.
+  struct Link {
+    std::unique_ptr<PythonProcess> process;  // nullptr: not started here
+    Fd connection;
+    int fd() const { return process ? process->link() : connection.get(); }
+  };
+
+  static StatusOr<std::unique_ptr<Fetcher>> Make(
+      std::function<StatusOr<Link>(const Cancelled&)> connect);
+  Fetcher(std::function<StatusOr<Link>(const Cancelled&)> connect, Fd news);
 
   StatusOr<std::shared_ptr<RemoteFile>> FileOf(const std::string& url,
                                                Call* call);
@@ -79,8 +93,7 @@ class Fetcher final : public Stores {
   void EndAll(const Status& status);
   std::vector<std::shared_ptr<RemoteFile>> OpenFiles();
 
-  const FunctionOptions options_;
-  const std::string folder_;
+  const std::function<StatusOr<Link>(const Cancelled&)> connect_;
   const Fd news_;  // eventfd
   std::atomic<bool> stops_{false};
   mutable std::mutex mutex_;
@@ -95,7 +108,7 @@ class Fetcher final : public Stores {
   uint64_t last_call_ = 0;
   nlohmann::json use_ = nlohmann::json::object();
   // Only the thread has these.
-  std::unique_ptr<PythonProcess> process_;
+  std::optional<Link> link_;
   std::deque<std::string> out_;
   // No process has a copy of a former one's number: what is asked late of that
   // one concerns none of its own.

@@ -1,5 +1,6 @@
-"""Fetches ranges of objects of stores into local copies: the one process of a broker
-that uses a network. It never sees a row.
+"""Fetches ranges of objects of stores into local copies: the one process that uses a
+network. It never sees a row. A private broker starts one of its own. A service has a
+unit of its own (penstock-fetch.service), whose brokers connect to it.
 
 A copy is a sparse file of the object's size, in the folder of copies, with a checksum of
 each block that is there. A block is *kept*, or it *passes*: then it is removed when the
@@ -7,8 +8,9 @@ broker no longer holds it. Blocks are kept while there is room. In each pass ove
 every block is needed once, so whatever is kept, just as many are missing: to replace kept
 blocks by others gains nothing (the optimum of Belady's rule for passes in random orders).
 
-Packets of the link, asked and answered: JSON of a call, or little-endian uint64 in
-fours: kind, copy, offset, bytes. Calls:
+Packets of a link, asked and answered: JSON of a call, or little-endian uint64 in
+fours: kind, copy, offset, bytes. The first is {"first": N}: the number of the first copy.
+Calls:
 
   {"call": N, "list": pattern}   {"call": N, "urls": [...], "more": bool}
   {"call": N, "open": url, "room": bytes or null}
@@ -24,9 +26,11 @@ fours: kind, copy, offset, bytes. Calls:
   a range that cannot be had     {"copy": K, "offset", "bytes", "error": [code, text]}
 """
 
+import argparse
 import array
 import asyncio
 import bisect
+import configparser
 import ctypes
 import fcntl
 import fnmatch
@@ -40,7 +44,7 @@ from collections import deque
 
 # Codes of a status (common/status.h).
 INVALID_ARGUMENT, NOT_FOUND, PERMISSION_DENIED, RESOURCE_EXHAUSTED = 3, 5, 7, 8
-UNAVAILABLE, DATA_LOSS = 14, 15
+FAILED_PRECONDITION, UNAVAILABLE, DATA_LOSS = 9, 14, 15
 
 WANT, HURRY, GIVE_UP, CLOSE, PROMOTE = 1, 2, 3, 4, 5  # asked
 KEPT, PASSES = 1, 2  # answered
@@ -69,7 +73,7 @@ PACKET = 1 << 15
 LISTED_S = 60
 PUNCH_HOLE = 0x01 | 0x02  # FALLOC_FL_KEEP_SIZE, FALLOC_FL_PUNCH_HOLE
 INSTALL = ("object stores are read with obstore, which {} cannot import ({}): pip install "
-           "obstore into the Python that the broker runs")
+           "obstore into the Python that the {} runs")
 GLOB = re.compile(r"[*?\[]")
 
 
@@ -114,11 +118,11 @@ def is_throttled(error):
 class ObjectStore:
     """obstore's."""
 
-    def __init__(self, root):
-        import obstore
+    def __init__(self, root, keys):
+        import obstore.store
         self.obstore = obstore
-        given = {}
-        if root.startswith("s3") and "AWS_ACCESS_KEY_ID" not in os.environ and \
+        given = {"config": keys}
+        if root.startswith("s3") and not keys and "AWS_ACCESS_KEY_ID" not in os.environ and \
                 "AWS_SKIP_SIGNATURE" not in os.environ:
             given = self.profile()
         self.lists = not root.startswith("http")
@@ -170,10 +174,10 @@ class FsspecStore:
 
     lists = True
 
-    def __init__(self, scheme):
+    def __init__(self, scheme, keys):
         try:
             import fsspec
-            self.files = fsspec.filesystem(scheme)
+            self.files = fsspec.filesystem(scheme, **keys)
         except (ImportError, ValueError) as error:
             raise Failed(INVALID_ARGUMENT, f"{scheme}://: {error}") from None
 
@@ -204,13 +208,42 @@ class FsspecStore:
 OBSTORE_SCHEMES = {"s3", "s3a", "gs", "az", "adl", "azure", "abfs", "abfss", "http", "https"}
 
 
+class Sections:
+    """The administrator's file of a service: which addresses are read, and with which
+    keys of the client, credentials among them. An INI file as ~/.aws/credentials is."""
+
+    def __init__(self, path):
+        self.path = path
+        parser = configparser.ConfigParser(interpolation=None, delimiters=("=",),
+                                           default_section="\0")
+        with open(path, encoding="utf-8") as file:
+            parser.read_file(file)
+        # The longest first.
+        self.keys = {name: dict(parser[name])
+                     for name in sorted(parser.sections(), key=len, reverse=True)}
+        for name in self.keys:
+            if "://" not in name:
+                raise Told(f"{path}: [{name}] is no address; wanted [s3://bucket/prefix]")
+
+    def find(self, url):
+        """The section that an address lies in."""
+        if not re.search(r"(^|/)(\.|%2e){1,2}(/|$)", url, re.IGNORECASE):
+            for name in self.keys:
+                if (url + "/").startswith(name.rstrip("/") + "/"):
+                    return name
+        raise Failed(PERMISSION_DENIED, f"{url}: not below an address in {self.path}, which "
+                     "the administrator lets this service read")
+
+
 class Stores:
-    def __init__(self):
+    def __init__(self, sections):
+        self.sections = sections  # None: all addresses, as the environment says
         self.of_root = {}
         self.listed = {}  # url: (size, version, when)
 
     def find(self, url):
         """The store of an address, and the path in it."""
+        section = self.sections.find(url) if self.sections else None
         scheme, _, rest = url.partition("://")
         if scheme in OBSTORE_SCHEMES:
             place, _, path = rest.partition("/")
@@ -220,9 +253,20 @@ class Stores:
             make = ObjectStore
         else:
             root, path, make = scheme, rest, FsspecStore
-        if root not in self.of_root:
-            self.of_root[root] = make(root)
-        return self.of_root[root], path
+        if (root, section) not in self.of_root:
+            try:
+                keys = self.sections.keys[section] if self.sections else {}
+                self.of_root[root, section] = make(root, keys)
+            except ImportError as error:
+                who = "fetcher (penstock-fetch.service)" if self.sections else "broker"
+                raise Failed(FAILED_PRECONDITION,
+                             INSTALL.format(sys.executable, error, who)) from None
+            except Exception as error:
+                if isinstance(error, Failed) or section is None:
+                    raise
+                raise Failed(INVALID_ARGUMENT, f"{self.sections.path}, [{section}]: "
+                             f"{type(error).__name__}: {error}") from None
+        return self.of_root[root, section], path
 
     async def head(self, url):
         known = self.listed.get(url)
@@ -313,17 +357,18 @@ def punch(descriptor, offset, size):
 class Copy:
     """The local copy of one version of an object."""
 
-    def __init__(self, number, folder, url, size, version):
-        self.number, self.url, self.bytes, self.version = number, url, size, version
+    def __init__(self, folder, url, size, version):
+        self.url, self.bytes, self.version = url, size, version
+        self.openings = []
         name = hashlib.sha256(json.dumps([url, size, version]).encode()).hexdigest()[:32]
         self.path = os.path.join(folder, name)
         self.blocks = -(-size // BLOCK)
         flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
-        self.lock = os.open(self.path + ".crc", flags, 0o600)
+        self.lock = os.open(self.path + ".crc", flags, 0o640)
         sums_bytes = max(4 * self.blocks, 4)
         try:
             fcntl.flock(self.lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            self.data = os.open(self.path, flags, 0o600)
+            self.data = os.open(self.path, flags, 0o640)
             os.ftruncate(self.lock, sums_bytes)
             sums = mmap.mmap(self.lock, sums_bytes)
             os.utime(self.path + ".crc")
@@ -333,7 +378,6 @@ class Copy:
             self.data = os.open(folder, os.O_RDWR | os.O_TMPFILE | os.O_CLOEXEC, 0o600)
             self.path = f"/proc/{os.getpid()}/fd/{self.data}"
             sums = mmap.mmap(-1, sums_bytes)
-        fcntl.flock(self.data, fcntl.LOCK_SH)  # that of who has this descriptor, too
         os.ftruncate(self.data, size)
         self.sums = memoryview(sums).cast("I")  # 0: it is not there
         self.checked = bytearray(self.blocks)  # KEPT or PASSES: it is there, as it was fetched
@@ -341,6 +385,12 @@ class Copy:
     def close(self):
         os.close(self.data)
         os.close(self.lock)
+
+    def read_only(self):
+        """A descriptor for a broker; while that is open, nobody removes the copy."""
+        descriptor = os.open(f"/proc/self/fd/{self.data}", os.O_RDONLY | os.O_CLOEXEC)
+        fcntl.flock(descriptor, fcntl.LOCK_SH)
+        return descriptor
 
     def write(self, begin, data, kind):
         """Bytes of blocks; what is missing of the last one, unless it is the file's, is 0."""
@@ -379,18 +429,39 @@ class FolderCopy(Copy):
     """The local copy of all objects of a folder, each beginning with a block, in byte
     order of their names."""
 
-    def __init__(self, number, folder, url, objects):
+    def __init__(self, folder, url, objects):
         self.names, self.sizes, versions = zip(*objects) if objects else ((), (), ())
         self.versions = versions
         self.firsts = array.array("Q", itertools.accumulate(
             (-(-size // BLOCK) for size in self.sizes), initial=0))
-        super().__init__(number, folder, url, self.firsts[-1] * BLOCK,
-                         folder_version(objects))
+        super().__init__(folder, url, self.firsts[-1] * BLOCK, folder_version(objects))
 
     def object_of(self, block):
         i = bisect.bisect_right(self.firsts, block) - 1
         return (self.url + self.names[i], self.sizes[i], self.versions[i], self.firsts[i],
                 self.firsts[i + 1])
+
+
+class Opening:
+    """A copy, as one broker has opened it."""
+
+    __slots__ = ("link", "number", "copy", "passing")
+
+    def __init__(self, link, number, copy):
+        self.link, self.number, self.copy = link, number, copy
+        self.passing = set()  # blocks that pass, which it has been told of
+        copy.openings.append(self)
+
+    def tell(self, kind, first, end):
+        if kind == PASSES:
+            self.passing.update(range(first, end))
+        self.link.answer(struct.pack("<4Q", kind, self.number, first * BLOCK,
+                                     self.copy.size_of(first, end)))
+
+    def tell_failure(self, first, end, told):
+        self.link.say({"copy": self.number, "offset": first * BLOCK,
+                       "bytes": self.copy.size_of(first, end),
+                       "error": [told.code, str(told)]})
 
 
 def folder_version(objects):
@@ -502,32 +573,27 @@ class Requests:
 class Piece:
     """Blocks that are fetched by one request."""
 
-    __slots__ = ("copy", "first", "end", "kind", "urgent", "begun")
+    __slots__ = ("copy", "first", "end", "urgent", "begun", "askers")
 
-    def __init__(self, copy, first, end, urgent):
-        self.copy, self.first, self.end, self.urgent = copy, first, end, urgent
+    def __init__(self, opening, first, end, urgent):
+        self.copy, self.first, self.end, self.urgent = opening.copy, first, end, urgent
         self.begun = False
+        self.askers = {opening}
 
 
-class Fetcher:
-    def __init__(self, link, options):
-        self.link = link
-        self.stores = Stores()
-        self.folder = Folder(options["folder"])
-        self.copies = {}
-        self.numbers = itertools.count(options["first"])
-        self.requests = Requests()
-        self.soon, self.later = deque(), deque()  # of pieces
-        self.coming = {}  # (copy, block): its piece
+class Link:
+    """A connection to a broker."""
+
+    def __init__(self, fetcher, connection):
+        self.fetcher, self.connection, self.loop = fetcher, connection, fetcher.loop
+        self.openings = {}  # by number
         self.answers = deque()
-        self.loop = asyncio.get_running_loop()
-        self.tasks = set()
-
-    # -- the link
+        connection.setblocking(False)
+        self.loop.add_reader(connection, self.receive)
 
     def answer(self, packet, descriptor=None):
         if not self.answers:
-            self.loop.add_writer(self.link, self.send)
+            self.loop.add_writer(self.connection, self.send)
         self.answers.append((packet, descriptor))
 
     def send(self):
@@ -536,52 +602,92 @@ class Fetcher:
             more = [(socket.SOL_SOCKET, socket.SCM_RIGHTS,
                      struct.pack("i", descriptor))] if descriptor is not None else []
             try:
-                self.link.sendmsg([packet], more)
+                self.connection.sendmsg([packet], more)
             except BlockingIOError:
                 return
+            except OSError:
+                break  # receive() sees its end
             self.answers.popleft()
-        self.loop.remove_writer(self.link)
+            if descriptor is not None:
+                os.close(descriptor)
+        self.loop.remove_writer(self.connection)
 
     def say(self, message, descriptor=None):
         self.answer(json.dumps(message, ensure_ascii=False).encode(), descriptor)
 
-    def tell(self, kind, copy, first, end):
-        self.answer(struct.pack("<4Q", kind, copy.number, first * BLOCK,
-                                copy.size_of(first, end)))
-
     def receive(self):
         while True:
             try:
-                packet = self.link.recv(MESSAGE_MAX)
+                packet = self.connection.recv(MESSAGE_MAX)
             except BlockingIOError:
                 return
+            except ConnectionError:
+                packet = b""
             if not packet:
-                os._exit(0)
+                self.end()
+                return
             if packet[:1] == b"{":
-                self.start(self.serve(json.loads(packet)))
+                message = json.loads(packet)
+                if "first" in message:
+                    self.numbers = itertools.count(message["first"])
+                else:
+                    self.fetcher.start(self.fetcher.serve(self, message))
                 continue
             for kind, number, offset, size in struct.iter_unpack("<4Q", packet):
-                if number not in self.copies:
+                opening = self.openings.get(number)
+                if opening is None:
                     continue  # asked of a former process
+                first, end = offset // BLOCK, -(-(offset + size) // BLOCK)
                 if kind == CLOSE:
-                    self.copies.pop(number).close()
-                    continue
-                copy, first, end = self.copies[number], offset // BLOCK, -(-(offset + size) // BLOCK)
-                if kind == GIVE_UP:
-                    self.give_up(copy, first, end)
+                    self.fetcher.close(self.openings.pop(number))
+                elif kind == GIVE_UP:
+                    self.fetcher.give_up(opening, first, end)
                 elif kind == PROMOTE:
-                    self.promote(copy, first, end)
+                    self.fetcher.promote(opening.copy, first, end)
                 else:
-                    self.want(copy, first, end, kind == HURRY)
+                    self.fetcher.want(opening, first, end, kind == HURRY)
+
+    def end(self):
+        if not self.fetcher.listens:
+            os._exit(0)
+        self.loop.remove_reader(self.connection)
+        self.loop.remove_writer(self.connection)
+        for _, descriptor in self.answers:
+            if descriptor is not None:
+                os.close(descriptor)
+        self.answers.clear()
+        self.connection.close()
+        self.fetcher.links.discard(self)
+        for opening in self.openings.values():
+            self.fetcher.close(opening)
+        self.openings.clear()
+
+
+class Fetcher:
+    def __init__(self, options):
+        self.listens = options.get("listens", False)
+        self.links = set()
+        self.stores = Stores(Sections(options["stores"]) if self.listens else None)
+        self.folder = Folder(options["folder"])
+        self.copies = {}  # (url, version): Copy
+        self.requests = Requests()
+        self.soon, self.later = deque(), deque()  # of pieces
+        self.coming = {}  # (copy, block): its piece
+        self.loop = asyncio.get_running_loop()
+        self.tasks = set()
 
     def start(self, work):
         task = self.loop.create_task(work)
         self.tasks.add(task)
         task.add_done_callback(self.tasks.discard)
 
+    def accept(self, listener):
+        connection, _ = listener.accept()
+        self.links.add(Link(self, connection))
+
     # -- calls
 
-    async def serve(self, message):
+    async def serve(self, link, message):
         call = message["call"]
         try:
             if "list" in message:
@@ -591,57 +697,78 @@ class Fetcher:
                     while urls and size < PACKET:
                         packet.append(urls.pop(0))
                         size += len(packet[-1]) + 4
-                    self.say({"call": call, "urls": packet, "more": bool(urls)})
+                    link.say({"call": call, "urls": packet, "more": bool(urls)})
                     if not urls:
                         return
             if message.get("version", "").endswith("/"):
                 objects = await self.stores.list_folder(message["version"])
-                self.say({"call": call, "version": folder_version(objects)})
+                link.say({"call": call, "version": folder_version(objects)})
                 return
             if "version" in message:
                 self.stores.listed.pop(message["version"], None)
                 size, version = await self.stores.head(message["version"])
-                self.say({"call": call, "version": f"{size} {version}"})
+                link.say({"call": call, "version": f"{size} {version}"})
                 return
             if "put" in message:
+                if self.listens:
+                    raise Failed(PERMISSION_DENIED, "a service writes to no store")
                 store, path = self.stores.find(message["put"])
                 await store.put(path, message["from"])
-                self.say({"call": call})
+                link.say({"call": call})
                 return
             if message.get("room"):
                 self.folder.given_room = max(self.folder.given_room, message["room"])
             if "folder" in message:
                 objects = await self.stores.list_folder(message["folder"])
-                copy = FolderCopy(next(self.numbers), self.folder.path, message["folder"],
-                                  objects)
+                copy = self.copy_of(message["folder"], folder_version(objects),
+                                    lambda: FolderCopy(self.folder.path, message["folder"],
+                                                       objects))
                 begin = 0
                 while begin < len(objects):
                     end, size = begin, 0
                     while end < len(objects) and size < PACKET:
                         size += len(copy.names[end].encode()) + 32
                         end += 1
-                    self.say({"call": call, "names": copy.names[begin:end],
+                    link.say({"call": call, "names": copy.names[begin:end],
                               "sizes": copy.sizes[begin:end], "more": True})
                     begin = end
                 version = copy.version
             else:
                 size, version = await self.stores.head(message["open"])
-                copy = Copy(next(self.numbers), self.folder.path, message["open"], size, version)
+                url = message["open"]
+                copy = self.copy_of(url, f"{size} {version}",
+                                    lambda: Copy(self.folder.path, url, size, version))
                 version = f"{size} {version}"
-            self.copies[copy.number] = copy
+            opening = Opening(link, next(link.numbers), copy)
+            link.openings[opening.number] = opening
             all_bytes = sum(each.bytes for each in self.copies.values())
             keeps = "open" in message and \
                 all_bytes <= self.folder.kept_room
-            self.say({"call": call, "copy": copy.number, "bytes": copy.bytes,
+            link.say({"call": call, "copy": opening.number, "bytes": copy.bytes,
                       "version": version, "path": copy.path,
                       "unit": UNIT if keeps else BLOCK,
                       "ahead": min(self.folder.room // PASSING_SHARE, AHEAD_MAX)},
-                     copy.data)
+                     copy.read_only())
         except Exception as error:
             url = next(message[key] for key in ("open", "list", "version", "put", "folder")
                        if key in message)
             told = failed(url, error) or Failed(UNAVAILABLE, f"{url}: {error}")
-            self.say({"call": call, "error": [told.code, str(told)]})
+            link.say({"call": call, "error": [told.code, str(told)]})
+
+    def copy_of(self, url, version, make):
+        """The copy, which all that open it share."""
+        if (url, version) not in self.copies:
+            self.copies[url, version] = make()
+            self.copies[url, version].key = url, version
+        return self.copies[url, version]
+
+    def close(self, opening):
+        copy = opening.copy
+        copy.openings.remove(opening)
+        self.remove_passed(copy, opening.passing)
+        if not copy.openings:
+            del self.copies[copy.key]
+            copy.close()
 
     def use(self, rate):
         requests = self.requests
@@ -653,8 +780,8 @@ class Fetcher:
 
     # -- ranges
 
-    def want(self, copy, first, end, urgent):
-        block = first
+    def want(self, opening, first, end, urgent):
+        copy, block = opening.copy, first
         while block < end:
             begin = block
             if copy.checked[block]:
@@ -663,7 +790,7 @@ class Fetcher:
                 for kind, run in itertools.groupby(range(begin, block),
                                                    key=copy.checked.__getitem__):
                     run = list(run)
-                    self.tell(kind, copy, run[0], run[-1] + 1)
+                    opening.tell(kind, run[0], run[-1] + 1)
             elif copy.sums[block]:
                 while block < end and copy.sums[block] and not copy.checked[block] and \
                         block - begin < UNIT // BLOCK:
@@ -671,6 +798,7 @@ class Fetcher:
                 copy.check(begin, block)
                 block = begin  # those that were damaged are fetched
             elif piece := self.coming.get((copy, block)):
+                piece.askers.add(opening)
                 block = piece.end  # its answer is to come
                 if urgent:
                     self.promote(copy, piece.first, piece.end)
@@ -681,7 +809,7 @@ class Fetcher:
                         (copy, block) not in self.coming and \
                         block - begin < REQUEST_BYTES_MAX // BLOCK:
                     block += 1
-                piece = Piece(copy, begin, block, urgent)
+                piece = Piece(opening, begin, block, urgent)
                 for each in range(begin, block):
                     self.coming[copy, each] = piece
                 (self.soon if urgent else self.later).append(piece)
@@ -745,19 +873,21 @@ class Fetcher:
         copy = piece.copy
         url = copy.object_of(piece.first)[0]
         try:
-            if copy.number not in self.copies:
-                return  # closed
+            if not copy.openings:
+                return
             data = await retried(url, lambda: self.hedged(piece), self.requests)
-            if copy.number not in self.copies:
+            if not copy.openings:
                 return
             kind = KEPT if self.folder.keeps(len(data)) else PASSES
             await self.store(copy, piece, data, kind)
-            self.tell(kind, copy, piece.first, piece.end)
+            for opening in piece.askers & set(copy.openings):
+                opening.tell(kind, piece.first, piece.end)
+            if kind == PASSES:  # of those that have closed it meanwhile
+                self.remove_passed(copy, range(piece.first, piece.end))
         except Exception as error:
             told = failed(url, error) or Failed(UNAVAILABLE, f"{url}: {error}")
-            self.say({"copy": copy.number, "offset": piece.first * BLOCK,
-                      "bytes": copy.size_of(piece.first, piece.end),
-                      "error": [told.code, str(told)]})
+            for opening in piece.askers & set(copy.openings):
+                opening.tell_failure(piece.first, piece.end, told)
         finally:
             for each in range(piece.first, piece.end):
                 self.coming.pop((copy, each), None)
@@ -766,7 +896,7 @@ class Fetcher:
 
     async def store(self, copy, piece, data, kind):
         begun = time.monotonic()
-        while True:
+        while copy.openings:
             try:
                 copy.write(piece.first * BLOCK, data, kind)
                 self.folder.used += len(data)
@@ -783,44 +913,78 @@ class Fetcher:
                                  "make room, or set PENSTOCK_CACHE_DIR") from None
                 await asyncio.sleep(RETRY_FIRST_S)
 
-    def give_up(self, copy, first, end):
-        for kind, run in itertools.groupby(range(first, end), key=copy.checked.__getitem__):
-            run = list(run)
-            if kind == PASSES:
-                copy.remove(run[0], run[-1] + 1)
-                self.folder.used -= copy.size_of(run[0], run[-1] + 1)
+    def give_up(self, opening, first, end):
+        blocks = opening.passing.intersection(range(first, end))
+        opening.passing -= blocks
+        self.remove_passed(opening.copy, blocks)
+
+    def remove_passed(self, copy, blocks):
+        """Those that pass, and that nobody holds any more."""
+        unheld = sorted(block for block in blocks if copy.checked[block] == PASSES and
+                        not any(block in opening.passing for opening in copy.openings))
+        for begin, end in runs(unheld):
+            copy.remove(begin, end)
+            self.folder.used -= copy.size_of(begin, end)
 
 
-async def run(link, options):
-    link.setblocking(False)
-    fetcher = Fetcher(link, options)
-    asyncio.get_running_loop().add_reader(link, fetcher.receive)
+def runs(numbers):
+    """(begin, end) of consecutive sorted numbers."""
+    for _, run in itertools.groupby(enumerate(numbers), lambda each: each[1] - each[0]):
+        run = [number for _, number in run]
+        yield run[0], run[-1] + 1
+
+
+async def run(options):
+    fetcher = Fetcher(options)
+    connection = socket.socket(fileno=LINK)
+    if fetcher.listens:
+        connection.setblocking(False)
+        fetcher.loop.add_reader(connection, fetcher.accept, connection)
+    else:
+        fetcher.links.add(Link(fetcher, connection))
     before, use = 0, None
     while True:
         await asyncio.sleep(TUNE_S)
         rate, before = (fetcher.requests.bytes - before) / TUNE_S, fetcher.requests.bytes
         fetcher.requests.tune(rate)
         if use != (use := fetcher.use(rate)):
-            fetcher.say({"use": use})
+            for link in fetcher.links:
+                link.say({"use": use})
 
 
 def main():
     end_with_parent()
     keep_to_itself()
     options = options_of(sys.argv[1])
-    link = socket.socket(fileno=LINK)
-    try:
-        import obstore.store
-    except ImportError as error:
-        link.send(failure(0, Told(INSTALL.format(sys.executable, error))))
-        return
-    try:
-        Folder(options["folder"])
-    except BaseException as error:
-        link.send(failure(0, error))
-        return
-    link.send(answer(0, DONE))
-    asyncio.run(run(link, options))
+    with socket.socket(fileno=os.dup(LINK)) as link:
+        try:
+            Folder(options["folder"])
+        except BaseException as error:
+            link.send(failure(0, error))
+            return
+        link.send(answer(0, DONE))
+    asyncio.run(run(options))
 
 
-main()
+def serve_brokers():
+    """penstock-fetch: as penstock-fetch.service starts it."""
+    parser = argparse.ArgumentParser(prog="penstock-fetch", description=(
+        "Fetches objects of stores for penstockd, which has no network."))
+    parser.add_argument("--stores", metavar="FILE", default="/etc/penstock/stores.ini",
+                        help="which addresses are read, and their credentials "
+                        "(default: %(default)s)")
+    parser.add_argument("--folder", metavar="FOLDER", help="of the local copies (default: "
+                        "CACHE_DIRECTORY)", default=os.environ.get("CACHE_DIRECTORY"))
+    given = parser.parse_args()
+    if os.environ.get("LISTEN_PID") != str(os.getpid()) or not given.folder:
+        parser.error("systemd starts this (penstock-fetch.socket), with a socket and a folder")
+    asyncio.run(run({"listens": True, "stores": given.stores, "folder": given.folder}))
+
+
+if sys.argv[0] == "-c":  # by a private broker
+    main()
+else:
+    try:
+        serve_brokers()
+    except (Told, OSError, configparser.Error) as error:
+        sys.exit(f"penstock-fetch: {error}")

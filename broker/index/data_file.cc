@@ -17,6 +17,7 @@
 #include "broker/index/values.h"
 #include "broker/io/file_error.h"
 #include "broker/io/read.h"
+#include "broker/io/stores.h"
 #include "broker/memory/available_memory.h"
 
 namespace penstock {
@@ -89,13 +90,13 @@ std::string IoText(uint32_t align) {
 StatusOr<DataFile> DataFile::OpenRemote(const std::string& url,
                                         const FileAccess& access,
                                         uint64_t copies) {
-  if (access.stores() == nullptr) return NoStoresError(url);
+  PENSTOCK_ASSIGN_OR_RETURN(Stores* const stores, access.StoresOf(url));
   static const std::atomic<bool> cancel{false};
   PENSTOCK_ASSIGN_OR_RETURN(const std::shared_ptr<RemoteFile> remote,
-                            access.stores()->Open(url, copies, cancel));
+                            stores->Open(url, copies, cancel));
   DataFile file(url, fcntl(remote->fd(), F_DUPFD_CLOEXEC, 0));
   if (file.fd_ < 0) return ErrnoError(errno, "fcntl");
-  file.stores_ = access.stores();
+  file.stores_ = stores;
   file.bytes_ = remote->bytes();
   file.nowait_ = SupportsNowait(file.fd_);
   // What tells one content of this address from another.

@@ -197,10 +197,10 @@ Status ExpandPattern(const std::string& pattern, const FileAccess& access,
     if (!IsGlob(choice)) {
       out->push_back(std::move(choice));
     } else if (IsAddress(choice)) {
-      if (access.stores() == nullptr) return NoStoresError(choice);
+      PENSTOCK_ASSIGN_OR_RETURN(Stores* const stores, access.StoresOf(choice));
       static const std::atomic<bool> cancel{false};
       PENSTOCK_ASSIGN_OR_RETURN(const std::vector<std::string> urls,
-                                access.stores()->List(choice, cancel));
+                                stores->List(choice, cancel));
       out->insert(out->end(), urls.begin(), urls.end());
     } else {
       PENSTOCK_RETURN_IF_ERROR(ExpandGlob(choice, access, out));

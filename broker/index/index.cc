@@ -8,6 +8,7 @@
 #include "broker/index/in_parallel.h"
 #include "broker/index/index_cache.h"
 #include "broker/io/file_error.h"
+#include "broker/io/stores.h"
 
 namespace penstock {
 namespace {

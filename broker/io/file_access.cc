@@ -20,6 +20,7 @@
 
 #include "broker/base/user_namespace.h"
 #include "broker/io/file_error.h"
+#include "broker/io/stores.h"
 
 namespace penstock {
 namespace {
@@ -135,14 +136,45 @@ std::unique_ptr<Stores>& StoresOfBroker() {
   static std::unique_ptr<Stores> stores;
   return stores;
 }
+
+// A '.' or '..' among the names of an address, also as '%2e'.
+bool LeadsElsewhere(const std::string& url) {
+  for (size_t at = 0; at != url.npos;) {
+    const size_t end = url.find('/', at);
+    std::string_view name(url);
+    name = name.substr(at, end == url.npos ? end : end - at);
+    int dots = 0;
+    while (!name.empty()) {
+      const bool encoded = name.size() >= 3 && name[0] == '%' &&
+                           name[1] == '2' && (name[2] == 'e' || name[2] == 'E');
+      if (!encoded && name[0] != '.') break;
+      name.remove_prefix(encoded ? 3 : 1);
+      ++dots;
+    }
+    if (name.empty() && (dots == 1 || dots == 2)) return true;
+    at = end == url.npos ? end : end + 1;
+  }
+  return false;
+}
 }  // namespace
 
 void FileAccess::UseStores(std::unique_ptr<Stores> stores) {
   StoresOfBroker() = std::move(stores);
 }
 
-Stores* FileAccess::stores() const {
-  return kind_ == Kind::kBroker ? StoresOfBroker().get() : nullptr;
+Stores* FileAccess::stores() { return StoresOfBroker().get(); }
+
+StatusOr<Stores*> FileAccess::StoresOf(const std::string& url) const {
+  if (stores() == nullptr) return NoStoresError(url);
+  if (kind_ == Kind::kBroker) return stores();
+  // Clients of the web remove the steps of a path.
+  if (RootOf(url) == nullptr || LeadsElsewhere(url)) {
+    return PermissionDeniedError(
+        "{}: not below an address that the broker's configuration (`data`) "
+        "lets you read",
+        url);
+  }
+  return stores();
 }
 
 std::shared_ptr<const FileAccess> FileAccess::OfRoots(
@@ -205,8 +237,8 @@ std::string FileAccess::RealPath(const std::string& path) const {
 
 Status FileAccess::Check(const std::string& path) const {
   if (!IsAddress(path)) return Open(path, O_PATH).status();
-  return stores() == nullptr ? NoStoresError(path)
-                             : stores()->Version(path).status();
+  PENSTOCK_ASSIGN_OR_RETURN(Stores* const stores, StoresOf(path));
+  return stores->Version(path).status();
 }
 
 StatusOr<Fd> FileAccess::Open(const std::string& path, int flags) const {

@@ -13,18 +13,19 @@
 #include <string>
 #include <vector>
 
-#include "broker/io/stores.h"
 #include "common/fd.h"
 #include "common/status.h"
 
 namespace penstock {
 
-// A folder that the configuration lets users read (`data`), under one of the
-// paths by which datasets name it.
+class Stores;
+
+// A folder or address that the configuration lets users read (`data`), under
+// one of the paths by which datasets name it.
 struct DataRoot {
   std::string path;  // as datasets name it; absolute
   std::string real;  // as the broker does; differs where a container mounts it
-  Fd folder;
+  Fd folder;         // none of an address
 };
 
 // The groups that the system lists for a user, sorted; none of one unknown.
@@ -50,9 +51,12 @@ class FileAccess {
   static std::shared_ptr<const FileAccess> OfUser(uid_t uid,
                                                   std::vector<gid_t> groups);
 
-  // Object stores, for datasets of OfBroker(); nullptr: none are read.
+  // Before any dataset is opened; without it no address is read.
   static void UseStores(std::unique_ptr<Stores> stores);
-  Stores* stores() const;
+  static Stores* stores();  // nullptr: none
+  // What reads an address, a pattern of them or a folder. InvalidArgument: no
+  // addresses are read; PermissionDenied: not this one.
+  StatusOr<Stores*> StoresOf(const std::string& url) const;
 
   // Datasets are shared by those whose access has one key; "": OfBroker's.
   const std::string& key() const { return key_; }

@@ -222,7 +222,8 @@ std::optional<size_t> RemoteFolder::Find(std::string_view name) const {
 Status NoStoresError(const std::string& url) {
   return InvalidArgumentError(
       "{} is an address, and this broker reads only files that this machine "
-      "has mounted: a private broker (no `socket`) reads object stores",
+      "has mounted: a service reads object stores with `fetcher` in its "
+      "configuration, a private broker (no `socket`) with a cache folder",
       url);
 }
 

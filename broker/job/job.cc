@@ -7,6 +7,7 @@
 #include "broker/base/log.h"
 #include "broker/base/text.h"
 #include "broker/delivery/assemble.h"
+#include "broker/io/stores.h"
 #include "broker/plan/mix.h"
 #include "common/quantity.h"
 
@@ -133,7 +134,7 @@ Job::Job(JobKey key, JobOptions options, std::shared_ptr<const Dataset> dataset,
       part_ns_(kFirstStep + StepNumbers(options_.spec)) {
   if (stream_ != nullptr) delivery_.SetAvailable(stream_->available());
   if (options_.at_end) delivery_.PlaceAtEnd();
-  if (FileAccess::OfBroker()->stores() != nullptr && stream_ == nullptr) {
+  if (FileAccess::stores() != nullptr && stream_ == nullptr) {
     look_ahead_ = std::make_unique<LookAhead>(
         dataset_, layout_.plan.start().position,
         uint64_t{2} * layout_.slots_per_lane * layout_.plan.global_batch(),

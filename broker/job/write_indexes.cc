@@ -9,6 +9,7 @@
 
 #include "broker/index/cache_file.h"
 #include "broker/index/index_cache.h"
+#include "broker/io/stores.h"
 #include "broker/job/dataset.h"
 
 namespace penstock {
@@ -35,8 +36,8 @@ size_t CommonFolder(const std::vector<Made>& all) {
 Status Put(const std::filesystem::path& from, const std::string& to) {
   const auto access = FileAccess::OfBroker();
   if (IsAddress(to)) {
-    return access->stores() == nullptr ? NoStoresError(to)
-                                       : access->stores()->Put(from, to);
+    PENSTOCK_ASSIGN_OR_RETURN(Stores* const stores, access->StoresOf(to));
+    return stores->Put(from, to);
   }
   const std::string temporary = Format("{}.{}", to, getpid());
   std::error_code error;

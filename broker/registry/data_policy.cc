@@ -11,6 +11,7 @@
 
 #include "broker/declare/declaration.h"
 #include "broker/io/file_error.h"
+#include "broker/io/stores.h"
 
 namespace penstock {
 namespace {
@@ -57,9 +58,11 @@ std::optional<gid_t> GroupNamed(const std::string& name) {
 
 const Declaration<DataRule>& Declared() {
   static const auto declared =
-      Declaration<DataRule>("data", "A folder, and who may read in it.")
+      Declaration<DataRule>("data",
+                            "A folder or address, and who may read in it.")
           .Example("{path: /data/imagenet, groups: [vision]}")
-          .Required("path", &DataRule::path, Path(), "the folder")
+          .Required("path", &DataRule::path, PathOrAddress(),
+                    "the folder, or s3://bucket/prefix")
           .Optional("as", &DataRule::as,
                     OneOrList(Path(), "a path", kNamesOfFolderMax),
                     "further paths by which datasets may name it: where "
@@ -92,7 +95,7 @@ StatusOr<uid_t> UserNumber(const std::string& name) {
 
 ValueType<std::vector<DataRule>> DataRules() {
   return List(MappingOf(Declared()), 0, kRulesMax,
-              Format("a list of at most {} folders", kRulesMax));
+              Format("a list of at most {} folders and addresses", kRulesMax));
 }
 
 StatusOr<DataPolicy> DataPolicy::Open(const std::vector<DataRule>& rules) {
@@ -109,19 +112,29 @@ Status DataPolicy::Add(const DataRule& each) {
   Rule rule;
   std::vector<std::string> paths = {each.path};
   paths.insert(paths.end(), each.as.begin(), each.as.end());
+  const bool remote = IsAddress(each.path);
+  if (remote) {
+    while (paths[0].ends_with('/')) paths[0].pop_back();
+    if (!each.as.empty()) {
+      return InvalidArgumentError("{}: an address has no other paths (`as`)",
+                                  each.path);
+    }
+  }
   for (const std::string& path : paths) {
     auto root = std::make_shared<DataRoot>();
     root->path = path;
-    root->real = each.path;
-    root->folder =
-        Fd(open(each.path.c_str(), O_PATH | O_DIRECTORY | O_CLOEXEC));
-    if (!root->folder) return OpenError(errno, each.path);
+    root->real = remote ? path : each.path;
+    if (!remote) {
+      root->folder =
+          Fd(open(each.path.c_str(), O_PATH | O_DIRECTORY | O_CLOEXEC));
+      if (!root->folder) return OpenError(errno, each.path);
+    }
     // Where the outer one leads, its users would read what the inner one
     // keeps from them.
     for (const Rule& other : rules_) {
       for (const auto& taken : other.roots) {
         PENSTOCK_RETURN_IF_ERROR(CheckBeside(taken->path, path));
-        PENSTOCK_RETURN_IF_ERROR(CheckBeside(taken->real, each.path));
+        PENSTOCK_RETURN_IF_ERROR(CheckBeside(taken->real, root->real));
       }
     }
     for (const auto& taken : rule.roots) {

@@ -5,6 +5,7 @@
 #include "broker/declare/declaration.h"
 #include "broker/index/cache_file.h"
 #include "broker/index/fingerprint.h"
+#include "broker/io/stores.h"
 #include "broker/source/image_folder_index.h"
 #include "broker/source/kinds.h"
 
@@ -23,7 +24,9 @@ struct Folder {
 
   bool Changed(const FileAccess& access) const {
     if (objects.file != nullptr) {
-      const StatusOr<std::string> now = access.stores()->Version(root + "/");
+      const StatusOr<Stores*> stores = access.StoresOf(root);
+      if (!stores.ok()) return true;
+      const StatusOr<std::string> now = (*stores)->Version(root + "/");
       return !now.ok() || *now != objects.file->version();
     }
     return !settled || !FoldersAreUnchanged(root, index, access);
@@ -286,13 +289,13 @@ StatusOr<Folder> OpenFolder(std::string root, bool of_classes,
                             const FolderFiles& files = kPictureFiles) {
   if (IsAddress(root)) {
     while (root.back() == '/') root.pop_back();
-    if (progress->access->stores() == nullptr) return NoStoresError(root);
+    PENSTOCK_ASSIGN_OR_RETURN(Stores* const stores,
+                              progress->access->StoresOf(root));
     Folder folder{std::move(root), {}};
     PENSTOCK_ASSIGN_OR_RETURN(
         folder.objects,
-        progress->access->stores()->OpenFolder(
-            folder.root + "/", progress->copies.most.value_or(0),
-            progress->cancel));
+        stores->OpenFolder(folder.root + "/", progress->copies.most.value_or(0),
+                           progress->cancel));
     PENSTOCK_ASSIGN_OR_RETURN(
         folder.index,
         ScanObjects(folder.root, of_classes, folder.objects, progress, files));

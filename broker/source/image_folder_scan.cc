@@ -16,6 +16,7 @@
 #include "broker/index/fingerprint.h"
 #include "broker/index/in_parallel.h"
 #include "broker/io/file_error.h"
+#include "broker/io/stores.h"
 #include "broker/source/image_folder_index.h"
 
 namespace penstock {

@@ -12,7 +12,8 @@ units=$(cd "$(dirname "${BASH_SOURCE[0]}")/../../systemd" && pwd)
 copies=$(mktemp -d)
 trap 'rm -rf "$copies"' EXIT
 
-cp "$units"/penstockd.{service,socket} "$units/penstock-metrics.service" "$copies"
+cp "$units"/penstockd.{service,socket} "$units/penstock-metrics.service" \
+  "$units"/penstock-fetch.{service,socket} "$copies"
 grep -q '^ExecStart=/usr/bin/penstockd ' "$copies/penstockd.service"
 sed -i "s|^\(Exec[A-Z][a-z]*\)=/usr/bin/penstockd |\1=$penstockd |" \
   "$copies/penstockd.service"
@@ -22,7 +23,7 @@ sed -i "s|^ExecStart=/usr/bin/penstock |ExecStart=$penstock |" \
 
 # It exits with 0 after mere warnings, such as an unknown key: none is allowed.
 output=$(systemd-analyze verify --man=no "$copies"/penstockd.{service,socket} \
-  "$copies/penstock-metrics.service" 2>&1) || { echo "$output"; exit 1; }
+  "$copies/penstock-metrics.service" "$copies"/penstock-fetch.{service,socket} 2>&1) || { echo "$output"; exit 1; }
 if [[ -n $output ]]; then
   echo "$output"
   exit 1
@@ -30,5 +31,7 @@ fi
 # What serves metrics may do next to nothing: tenths, of 10 at most.
 systemd-analyze security --offline=yes --threshold=15 --no-pager \
   "$copies/penstock-metrics.service" >/dev/null
+systemd-analyze security --offline=yes --threshold=20 --no-pager \
+  "$copies/penstock-fetch.service" >/dev/null
 # Reads the file and says what it would do.
 systemd-sysusers --dry-run --root="$copies" "$units/penstock.sysusers"

@@ -84,10 +84,10 @@ TEST_F(ConfigTest, WhatTheInstalledFileCommentsOutIsTheDefaultOrMaySet) {
       [](const auto& of) { return of.first.find('[') == of.first.npos; });
   EXPECT_EQ(static_cast<size_t>(keys), Config::Declared().fields().size());
   EXPECT_EQ(ChangedKeys(Config(), *config),
-            (std::vector<std::string>{"socket", "cpus", "memory_limit",
-                                      "memory_limit_per_user", "data",
-                                      "python_path", "plugin_dir", "state_dir",
-                                      "cache_dir", "snapshot_path"}));
+            (std::vector<std::string>{
+                "socket", "cpus", "memory_limit", "memory_limit_per_user",
+                "data", "python_path", "plugin_dir", "state_dir", "cache_dir",
+                "snapshot_path", "fetcher"}));
 }
 
 TEST_F(ConfigTest, HelpExplainsEveryKeyAndWhenItIsTaken) {
