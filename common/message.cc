@@ -11,6 +11,8 @@
 #include <cstdlib>
 #include <filesystem>
 
+#include "common/packet.h"
+
 namespace penstock {
 namespace {
 
@@ -158,27 +160,16 @@ Status SendMessage(int socket, const nlohmann::json& json,
 StatusOr<std::optional<Message>> ReceiveMessage(int socket,
                                                 size_t large_bytes_max) {
   std::string text(kMessageBytesMax, '\0');
-  iovec iov{text.data(), text.size()};
-  msghdr header{};
-  header.msg_iov = &iov;
-  header.msg_iovlen = 1;
-  alignas(cmsghdr) char control[CMSG_SPACE(sizeof(int) * kMessageFdsMax)] = {};
-  header.msg_control = control;
-  header.msg_controllen = sizeof(control);
-  ssize_t bytes;
-  bool reset_seen = false;
-  while ((bytes = recvmsg(socket, &header, MSG_DONTWAIT | MSG_CMSG_CLOEXEC)) <
-         0) {
+  std::optional<Packet> packet = ReceivePacket(socket, text, kMessageFdsMax);
+  // Reported once if the peer closed while messages of ours were unread; what
+  // it sent before (why it closed) can still be read.
+  if (!packet && errno == ECONNRESET)
+    packet = ReceivePacket(socket, text, kMessageFdsMax);
+  if (!packet) {
     switch (errno) {
-      case EINTR:
-        continue;
       case EAGAIN:
         return std::optional<Message>();
       case ECONNRESET:
-        // Reported once if the peer closed while messages of ours were unread;
-        // what it sent before (why it closed) can still be read.
-        if (!std::exchange(reset_seen, true)) continue;
-        [[fallthrough]];
       case ENOTCONN:
         return UnavailableError("the peer has closed the connection");
       default:
@@ -186,31 +177,23 @@ StatusOr<std::optional<Message>> ReceiveMessage(int socket,
     }
   }
   Message message;
-  for (cmsghdr* cmsg = CMSG_FIRSTHDR(&header); cmsg != nullptr;
-       cmsg = CMSG_NXTHDR(&header, cmsg)) {
-    if (cmsg->cmsg_level != SOL_SOCKET || cmsg->cmsg_type != SCM_RIGHTS) {
-      continue;
-    }
-    const size_t count = (cmsg->cmsg_len - CMSG_LEN(0)) / sizeof(int);
-    for (size_t i = 0; i < count; ++i) {
-      int fd;
-      std::memcpy(&fd, CMSG_DATA(cmsg) + i * sizeof(int), sizeof(int));
-      message.fds.emplace_back(fd);
-    }
-  }
+  message.fds = std::move(packet->fds);
   // A closed SEQPACKET peer and an empty datagram look alike; neither is a
   // message.
-  if (bytes == 0) return UnavailableError("the peer has closed the connection");
-  if ((header.msg_flags & MSG_CTRUNC) != 0 &&
+  if (packet->bytes == 0) {
+    return UnavailableError("the peer has closed the connection");
+  }
+  if ((packet->flags & MSG_CTRUNC) != 0 &&
       message.fds.size() < kMessageFdsMax) {
     return ErrnoError(EMFILE, "receive a message with descriptors");
   }
-  if ((header.msg_flags & (MSG_TRUNC | MSG_CTRUNC)) != 0) {
+  if ((packet->flags & (MSG_TRUNC | MSG_CTRUNC)) != 0 ||
+      message.fds.size() > kMessageFdsMax) {
     return InvalidArgumentError(
         "a message is longer than {} bytes or has more than {} descriptors",
         kMessageBytesMax, kMessageFdsMax);
   }
-  text.resize(static_cast<size_t>(bytes));
+  text.resize(packet->bytes);
   PENSTOCK_ASSIGN_OR_RETURN(message.json, ParseForeignJson(text));
   if (message.json.contains(kLargeKey)) {
     const nlohmann::json& size = message.json[kLargeKey];

@@ -15,6 +15,7 @@
 
 #include "broker/base/log.h"
 #include "broker/fetch/python_fetcher_program.h"
+#include "common/packet.h"
 
 namespace penstock {
 namespace {
@@ -364,38 +365,21 @@ bool Fetcher::Send() {
 }
 
 bool Fetcher::Receive() {
-  std::string packet(kPacketBytesMax, '\0');
+  std::string text(kPacketBytesMax, '\0');
   for (;;) {
-    iovec piece = {packet.data(), packet.size()};
-    msghdr message = {};
-    message.msg_iov = &piece;
-    message.msg_iovlen = 1;
-    alignas(cmsghdr) char control[CMSG_SPACE(sizeof(int))];
-    message.msg_control = control;
-    message.msg_controllen = sizeof(control);
-    const ssize_t bytes =
-        recvmsg(link_->fd(), &message, MSG_DONTWAIT | MSG_CMSG_CLOEXEC);
-    if (bytes < 0 && errno == EINTR) continue;
-    if (bytes < 0) return errno == EAGAIN;
-    Fd fd;
-    for (cmsghdr* each = CMSG_FIRSTHDR(&message); each != nullptr;
-         each = CMSG_NXTHDR(&message, each)) {
-      if (each->cmsg_level == SOL_SOCKET && each->cmsg_type == SCM_RIGHTS) {
-        int number = -1;
-        std::memcpy(&number, CMSG_DATA(each), sizeof(number));
-        fd = Fd(number);
-      }
-    }
-    if (bytes == 0 || (message.msg_flags & MSG_TRUNC) != 0) return false;
+    std::optional<Packet> packet = ReceivePacket(link_->fd(), text, 1);
+    if (!packet) return errno == EAGAIN;
+    if (packet->bytes == 0 || (packet->flags & MSG_TRUNC) != 0) return false;
     ends_ = 0;
-    const std::string_view got(packet.data(), static_cast<size_t>(bytes));
+    const std::string_view got(text.data(), packet->bytes);
     if (got.front() != '{') {
       TakeRanges(got);
       continue;
     }
     nlohmann::json answer = nlohmann::json::parse(got, nullptr, false);
     if (answer.is_discarded()) return false;
-    TakeCall(std::move(answer), std::move(fd));
+    TakeCall(std::move(answer),
+             packet->fds.empty() ? Fd() : std::move(packet->fds[0]));
   }
 }
 

@@ -24,6 +24,7 @@
 
 #include "broker/sandbox/program_launcher.h"
 #include "broker/user_code/python_process_program.h"
+#include "common/packet.h"
 
 namespace penstock {
 namespace {
@@ -377,29 +378,12 @@ StatusOr<PythonProcess::Answer> PythonProcess::Receive(
   }
   // An answer sent before its end still counts.
   answer_.resize(kAnswerBytesMax);
-  iovec piece = {answer_.data(), answer_.size()};
-  msghdr message = {};
-  message.msg_iov = &piece;
-  message.msg_iovlen = 1;
-  alignas(cmsghdr) char control[CMSG_SPACE(sizeof(int))];
-  message.msg_control = control;
-  message.msg_controllen = sizeof(control);
-  const ssize_t bytes =
-      recvmsg(link_.get(), &message, MSG_DONTWAIT | MSG_CMSG_CLOEXEC);
-  Fd fd;
-  for (cmsghdr* each = bytes < 0 ? nullptr : CMSG_FIRSTHDR(&message);
-       each != nullptr; each = CMSG_NXTHDR(&message, each)) {
-    if (each->cmsg_level != SOL_SOCKET || each->cmsg_type != SCM_RIGHTS) {
-      continue;
-    }
-    int number = -1;
-    std::memcpy(&number, CMSG_DATA(each), sizeof(number));
-    fd = Fd(number);
-  }
-  if (bytes <= 0) return Ended();
+  std::optional<Packet> packet = ReceivePacket(link_.get(), answer_, 1);
+  if (!packet || packet->bytes == 0) return Ended();
+  const size_t bytes = packet->bytes;
   uint64_t call = 0;
   constexpr size_t kHead = sizeof(call) + 1;
-  if (static_cast<size_t>(bytes) >= kHead) {
+  if (bytes >= kHead) {
     std::memcpy(&call, answer_.data(), sizeof(call));
   }
   if (drops_late_answers_ && call < calls_) {
@@ -407,13 +391,12 @@ StatusOr<PythonProcess::Answer> PythonProcess::Receive(
   }
   // The function, or a process that it forked, may have written this answer:
   // the memory may then hold the result for another row.
-  if (static_cast<size_t>(bytes) < kHead || call != calls_) {
+  if (bytes < kHead || call != calls_) {
     return UnavailableError("its process answered what it was not asked");
   }
-  return Answer{
-      static_cast<Answer::Kind>(answer_[kHead - 1]),
-      std::string(answer_.data() + kHead, static_cast<size_t>(bytes) - kHead),
-      std::move(fd)};
+  return Answer{static_cast<Answer::Kind>(answer_[kHead - 1]),
+                std::string(answer_.data() + kHead, bytes - kHead),
+                packet->fds.empty() ? Fd() : std::move(packet->fds[0])};
 }
 
 // It closed its socket, so it should end soon.

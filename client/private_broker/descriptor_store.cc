@@ -12,14 +12,13 @@
 #include <optional>
 
 #include "common/message.h"
+#include "common/packet.h"
 
 namespace penstock {
 namespace {
 
 // systemd's limit of one message; a longer one is dropped.
-constexpr size_t kMessageBytesMax = 4096;
-// The most descriptors the kernel passes at once (SCM_MAX_FD).
-constexpr size_t kMessageFdsMax = 253;
+constexpr size_t kNotifyBytesMax = 4096;
 // More than a queue holds (systemd sets it to 512): one Receive takes all
 // messages of a process that has ended.
 constexpr int kMessagesPerTurn = 1024;
@@ -40,50 +39,6 @@ bool IsSameFile(int a, int b) {
   return fstat(a, &one) == 0 && fstat(b, &other) == 0 && S_ISREG(one.st_mode) &&
          S_ISREG(other.st_mode) && one.st_dev == other.st_dev &&
          one.st_ino == other.st_ino;
-}
-
-struct Datagram {
-  std::string text;
-  std::vector<Fd> fds;
-  std::optional<ucred> sender;
-  bool whole = false;  // not truncated
-};
-
-// nullopt: there is none.
-std::optional<Datagram> ReceiveDatagram(int socket) {
-  char text[kMessageBytesMax];
-  alignas(cmsghdr) char control[CMSG_SPACE(sizeof(ucred)) +
-                                CMSG_SPACE(kMessageFdsMax * sizeof(int))];
-  iovec part{text, sizeof(text)};
-  msghdr header{};
-  header.msg_iov = &part;
-  header.msg_iovlen = 1;
-  header.msg_control = control;
-  header.msg_controllen = sizeof(control);
-  const ssize_t bytes = TEMP_FAILURE_RETRY(
-      recvmsg(socket, &header, MSG_DONTWAIT | MSG_CMSG_CLOEXEC));
-  if (bytes < 0) return std::nullopt;
-  Datagram datagram;
-  // First of all, so that each descriptor has an owner.
-  for (cmsghdr* c = CMSG_FIRSTHDR(&header); c != nullptr;
-       c = CMSG_NXTHDR(&header, c)) {
-    if (c->cmsg_level != SOL_SOCKET) continue;
-    if (c->cmsg_type == SCM_RIGHTS) {
-      const size_t count = (c->cmsg_len - CMSG_LEN(0)) / sizeof(int);
-      for (size_t i = 0; i < count; ++i) {
-        int fd;
-        std::memcpy(&fd, CMSG_DATA(c) + i * sizeof(int), sizeof(fd));
-        datagram.fds.emplace_back(fd);
-      }
-    } else if (c->cmsg_type == SCM_CREDENTIALS &&
-               c->cmsg_len == CMSG_LEN(sizeof(ucred))) {
-      std::memcpy(&datagram.sender.emplace(), CMSG_DATA(c), sizeof(ucred));
-    }
-  }
-  datagram.text.assign(text, static_cast<size_t>(bytes));
-  // MSG_CTRUNC: this process ran out of descriptors.
-  datagram.whole = (header.msg_flags & (MSG_TRUNC | MSG_CTRUNC)) == 0;
-  return datagram;
 }
 
 }  // namespace
@@ -120,14 +75,16 @@ void DescriptorStore::Expect(pid_t pid) {
 void DescriptorStore::Receive() {
   if (!socket_) return;
   for (int i = 0; i < kMessagesPerTurn; ++i) {
-    std::optional<Datagram> datagram = ReceiveDatagram(socket_.get());
+    char text[kNotifyBytesMax];
+    std::optional<Packet> datagram = ReceivePacket(socket_.get(), text);
     if (!datagram) return;
-    if (!datagram->whole || !datagram->sender ||
-        datagram->sender->pid != expected_ ||
+    // MSG_CTRUNC: this process ran out of descriptors.
+    if ((datagram->flags & (MSG_TRUNC | MSG_CTRUNC)) != 0 ||
+        !datagram->sender || datagram->sender->pid != expected_ ||
         datagram->sender->uid != geteuid()) {
       continue;
     }
-    Obey(datagram->text, std::move(datagram->fds));
+    Obey(std::string(text, datagram->bytes), std::move(datagram->fds));
   }
 }
 
