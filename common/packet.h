@@ -22,8 +22,8 @@ struct Packet {
 inline constexpr size_t kPacketFdsMax = 253;  // the kernel's (SCM_MAX_FD)
 
 // Receives without waiting; a signal does not end it. nullopt: errno says why.
-// Of more than fds_max descriptors a few may come all the same, with
-// MSG_CTRUNC, which also says that this process has run out of them.
+// MSG_CTRUNC: there were more descriptors than fds_max, or than this process
+// may have; a few more than fds_max may come all the same.
 std::optional<Packet> ReceivePacket(int socket, std::span<char> to,
                                     size_t fds_max = kPacketFdsMax);
 

@@ -76,6 +76,9 @@ StatusOr<std::unique_ptr<Fetcher>> Fetcher::Make(FunctionOptions options,
     PENSTOCK_ASSIGN_OR_RETURN(
         link.process, PythonProcess::Start(options, Program(), argument.dump(),
                                            memory, cancelled));
+    // That of another broker serves this one, too.
+    link.connection = link.process->TakeGreetingFd();
+    if (link.connection) link.process.reset();
     return link;
   });
 }

@@ -1,7 +1,8 @@
 // Object stores by a process of its own, which alone uses a network
 // (python_fetcher.py). A private broker starts it when the first address is
-// opened; a service connects to that of penstock-fetch.service. If it ends,
-// what was asked of it is asked of the next one.
+// opened, or shares that of another one of its user; a service connects to
+// penstock-fetch.service. If it ends, what was asked of it is asked of the next
+// one.
 //
 // Thread-safe.
 #ifndef BROKER_FETCH_FETCHER_H_

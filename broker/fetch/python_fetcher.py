@@ -1,6 +1,6 @@
 """Fetches ranges of objects of stores into local copies: the one process that uses a
-network. It never sees a row. A private broker starts one of its own. A service has a
-unit of its own (penstock-fetch.service), whose brokers connect to it.
+network. It never sees a row. A private broker starts it; others of its user and
+environment connect to it. A service has a unit for it (penstock-fetch.service).
 
 A copy is a sparse file of the object's size, in the folder of copies, with a checksum of
 each block that is there. A block is *kept*, or it *passes*: then it is removed when the
@@ -75,6 +75,10 @@ PUNCH_HOLE = 0x01 | 0x02  # FALLOC_FL_KEEP_SIZE, FALLOC_FL_PUNCH_HOLE
 INSTALL = ("object stores are read with obstore, which {} cannot import ({}): pip install "
            "obstore into the Python that the {} runs")
 GLOB = re.compile(r"[*?\[]")
+# What decides which stores an address means, and as whom.
+ENVIRONMENT = re.compile(r"AWS_|AZURE_|GOOGLE_|GCP_|GCS_|HF_|HUGGING|FSSPEC_|SSL_|\w*_PROXY$|HOME$",
+                         re.IGNORECASE)
+CONNECT_TRIES, CONNECT_WAIT_S = 40, 0.05
 
 
 class Failed(Exception):
@@ -584,8 +588,10 @@ class Piece:
 class Link:
     """A connection to a broker."""
 
-    def __init__(self, fetcher, connection):
+    def __init__(self, fetcher, connection, owner=False):
+        """owner: of this process, which ends with it."""
         self.fetcher, self.connection, self.loop = fetcher, connection, fetcher.loop
+        self.owner = owner
         self.openings = {}  # by number
         self.answers = deque()
         connection.setblocking(False)
@@ -648,7 +654,7 @@ class Link:
                     self.fetcher.want(opening, first, end, kind == HURRY)
 
     def end(self):
-        if not self.fetcher.listens:
+        if self.owner:
             os._exit(0)
         self.loop.remove_reader(self.connection)
         self.loop.remove_writer(self.connection)
@@ -665,9 +671,8 @@ class Link:
 
 class Fetcher:
     def __init__(self, options):
-        self.listens = options.get("listens", False)
         self.links = set()
-        self.stores = Stores(Sections(options["stores"]) if self.listens else None)
+        self.stores = Stores(Sections(options["stores"]) if "stores" in options else None)
         self.folder = Folder(options["folder"])
         self.copies = {}  # (url, version): Copy
         self.requests = Requests()
@@ -710,7 +715,7 @@ class Fetcher:
                 link.say({"call": call, "version": f"{size} {version}"})
                 return
             if "put" in message:
-                if self.listens:
+                if self.stores.sections:
                     raise Failed(PERMISSION_DENIED, "a service writes to no store")
                 store, path = self.stores.find(message["put"])
                 await store.put(path, message["from"])
@@ -934,14 +939,14 @@ def runs(numbers):
         yield run[0], run[-1] + 1
 
 
-async def run(options):
+async def run(options, listener, link=None):
+    """listener: where brokers connect, or None; link: of the one that owns this."""
     fetcher = Fetcher(options)
-    connection = socket.socket(fileno=LINK)
-    if fetcher.listens:
-        connection.setblocking(False)
-        fetcher.loop.add_reader(connection, fetcher.accept, connection)
-    else:
-        fetcher.links.add(Link(fetcher, connection))
+    if listener:
+        listener.setblocking(False)
+        fetcher.loop.add_reader(listener, fetcher.accept, listener)
+    if link:
+        fetcher.links.add(Link(fetcher, link, owner=True))
     before, use = 0, None
     while True:
         await asyncio.sleep(TUNE_S)
@@ -952,18 +957,53 @@ async def run(options):
                 link.say({"use": use})
 
 
+def listen_or_connect(folder):
+    """(where this process listens for the other private brokers that have this folder and
+    this environment, None); or (None, a connection to the process that does). Both None:
+    that one does not answer."""
+    given = sorted((name, value) for name, value in os.environ.items() if ENVIRONMENT.match(name))
+    name = hashlib.sha256(repr(given).encode()).hexdigest()[:32]
+    lock = os.open(os.path.join(folder, name + ".lock"),
+                   os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    # Addresses of sockets are short.
+    path = f"/proc/self/fd/{os.open(folder, os.O_PATH | os.O_CLOEXEC)}/{name}"
+    for _ in range(CONNECT_TRIES):
+        end = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # until this process ends
+        except BlockingIOError:
+            try:
+                end.connect(path)
+                return None, end
+            except OSError:  # it starts or ends
+                end.close()
+                time.sleep(CONNECT_WAIT_S)
+                continue
+        if os.path.lexists(path):
+            os.unlink(path)
+        end.bind(path)
+        end.listen()
+        return end, None
+    return None, None
+
+
 def main():
     end_with_parent()
     keep_to_itself()
     options = options_of(sys.argv[1])
-    with socket.socket(fileno=os.dup(LINK)) as link:
-        try:
-            Folder(options["folder"])
-        except BaseException as error:
-            link.send(failure(0, error))
-            return
-        link.send(answer(0, DONE))
-    asyncio.run(run(options))
+    link = socket.socket(fileno=LINK)
+    try:
+        Folder(options["folder"])
+        listener, other = listen_or_connect(options["folder"])
+    except BaseException as error:
+        link.send(failure(0, error))
+        return
+    if other:
+        link.sendmsg([answer(0, DONE)], [(socket.SOL_SOCKET, socket.SCM_RIGHTS,
+                                          struct.pack("i", other.fileno()))])
+        return
+    link.send(answer(0, DONE))
+    asyncio.run(run(options, listener, link))
 
 
 def serve_brokers():
@@ -978,7 +1018,8 @@ def serve_brokers():
     given = parser.parse_args()
     if os.environ.get("LISTEN_PID") != str(os.getpid()) or not given.folder:
         parser.error("systemd starts this (penstock-fetch.socket), with a socket and a folder")
-    asyncio.run(run({"listens": True, "stores": given.stores, "folder": given.folder}))
+    asyncio.run(run({"stores": given.stores, "folder": given.folder},
+                    socket.socket(fileno=LINK)))
 
 
 if sys.argv[0] == "-c":  # by a private broker

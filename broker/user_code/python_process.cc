@@ -310,6 +310,7 @@ StatusOr<std::unique_ptr<PythonProcess>> PythonProcess::Linked(
     return InvalidArgumentError("cannot be loaded:\n{}", answer.body);
   }
   process->greeting_ = std::move(answer.body);
+  process->greeting_fd_ = std::move(answer.fd);
   return process;
 }
 

@@ -84,6 +84,8 @@ class PythonProcess {
 
   // What the program answered to its start.
   const std::string& greeting() const { return greeting_; }
+  // The descriptor beside that, if there was one.
+  Fd TakeGreetingFd() { return std::move(greeting_fd_); }
 
   // An answer to a call.
   struct Answer {
@@ -138,6 +140,7 @@ class PythonProcess {
   pid_t pid_ = -1;
   uint64_t calls_ = 0;  // numbers the calls; 0 is the import
   std::string greeting_;
+  Fd greeting_fd_;
   std::vector<char> answer_;
   Fd pidfd_;
   Fd link_;

@@ -134,9 +134,9 @@ def test_any_process_may_be_killed(store, unit, tmp_path):  # noqa: F811
     assert store.sent == sent  # the copies stay
 
 
-@pytest.mark.parametrize("room", [None, "8M"])
+@pytest.mark.parametrize("room", [None, "3M"])
 def test_two_brokers_share_a_fetcher(store, unit, tmp_path, room):  # noqa: F811
-    data = records(4000, 5000)
+    data = records(1500, 5000)
     store.files = {"a.bin": data.tobytes()}
     started = unit(f"[{store.url}]\n")
     dataset = fixed(store.url + "/a.bin", 5000, batch=100, shuffle={"seed": 1},

@@ -1,5 +1,6 @@
 """Files of object stores: the same rows as of local files, whatever the store does."""
 
+import contextlib
 import io
 import json
 import os
@@ -104,22 +105,29 @@ def test_a_copy_outlives_its_broker(store, tmp_path, monkeypatch):
             store.sent -= 4096
 
 
-def test_two_brokers_share_no_copy_that_one_may_remove(store, tmp_path, monkeypatch):
+@pytest.mark.parametrize("alike", [True, False])
+def test_two_brokers_of_one_environment_share_what_they_fetch(store, tmp_path, monkeypatch, alike):
     monkeypatch.setenv("PENSTOCK_CACHE_DIR", str(tmp_path))
     data = records(2000, 1000)
     store.files = {"a.bin": data.tobytes()}
     dataset = fixed(store.url + "/a.bin", 1000)
-    with penstock.broker(workers=1) as one, penstock.broker(workers=1) as other:
-        with penstock.attach(dataset, job="one", socket=one.socket, timeout_s=60) as reader:
-            batches = iter(reader)
-            rows = [np.array(next(batches)["value"])]
+    with contextlib.ExitStack() as first:
+        one = first.enter_context(penstock.broker(workers=1))
+        if not alike:
+            monkeypatch.setenv("AWS_PROFILE", "other")
+        with penstock.broker(workers=1) as other:
+            with penstock.attach(dataset, job="one", socket=one.socket, timeout_s=60) as reader:
+                batches = iter(reader)
+                rows = [np.array(next(batches)["value"])]
+                assert np.array_equal(np.concatenate(rows_of(dataset, socket=other.socket)), data)
+                rows += [np.array(batch["value"]) for batch in batches]
+            assert np.array_equal(np.concatenate(rows), data)
+            times = 1 if alike else 2  # a copy without a name, which nobody else may remove
+            assert store.sent == times * data.nbytes
+            # The process of the first one ends with it: the copy is the other's.
+            first.close()
             assert np.array_equal(np.concatenate(rows_of(dataset, socket=other.socket)), data)
-            rows += [np.array(batch["value"]) for batch in batches]
-        assert np.array_equal(np.concatenate(rows), data)
-        assert store.sent == 2 * data.nbytes
-        # Now that no broker has it, the first one's copy is the other's.
-        assert np.array_equal(np.concatenate(rows_of(dataset, socket=other.socket)), data)
-        assert store.sent == 2 * data.nbytes
+            assert store.sent == times * data.nbytes
 
 
 def test_shards_are_indexed_and_shuffled(store, own_broker):
