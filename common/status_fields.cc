@@ -317,7 +317,8 @@ constexpr AnswerField kPart[] = {
     {"epochs", kNumber, "rows / records: how often it has been passed through",
      true, ">EPOCHS"},
     Maybe("tokens", kCount,
-          "of its rows; absent: it has none, or they differ from row to row",
+          "of its rows, without padding (of packed rows as of those of a pass "
+          "on average); absent: it has none, or they differ from row to row",
           ">TOKENS"),
 };
 

@@ -90,7 +90,8 @@ void Dataset::DescribeRows(nlohmann::json* answer) const {
     (*answer)["packing"] = {
         {"documents", totals.documents}, {"items", totals.items},
         {"left_out", totals.left_out},   {"cut_off", totals.cut_off},
-        {"fill", packing->fill()},       {"in_sequence", totals.in_sequence}};
+        {"fill", packing->fill()},       {"in_sequence", totals.in_sequence},
+        {"sequences", totals.sequences}};
   }
   if (!ShapesDiffer()) return;
   nlohmann::json& parts = (*answer)["element_spec_by_part"];
@@ -278,6 +279,10 @@ std::string SelectionOf(const DatasetSpec& spec, const Dataset& dataset) {
       pack.erase(key);  // the sequences are the same
     }
     text += pack.dump();
+    // Other documents may make as many sequences. Parts may come and go.
+    if (dataset.packing != nullptr && !PacksParts(spec)) {
+      text += Format(" {:016x}", dataset.packing->totals().digest);
+    }
   }
   return Format("{:016x}", Fnv1a(text));
 }
@@ -637,7 +642,13 @@ Status PackDocuments(const DatasetSpec& spec, OpenProgress* progress,
                               Packing::kDocumentItemsMax)},
                     std::move(documents), InParallel, budget,
                     [progress](uint64_t more) { progress->CountDone(more); });
-  if (!packing.ok()) return at(packing.status());
+  if (!packing.ok()) {
+    // Says why documents were left out.
+    const std::string warning = dataset->warning();
+    return at(Status(
+        packing.status().code(),
+        packing.status().message() + (warning.empty() ? "" : "; " + warning)));
+  }
   auto packed_rows = PackedRows::Make(
       pack, document,
       pack.documents.value_or((*packing)->totals().in_sequence));

@@ -166,8 +166,9 @@ class OtherParts {
                      [](const auto& was) { return was.has_value(); })) {
       return FailedPreconditionError(
           "the state belongs to other data: its mix has none of these parts, "
-          "{} and so on",
-          NameOf(spec_, 0));
+          "{} and so on{}",
+          NameOf(spec_, 0),
+          spec_.batch.pack ? ", or packs them otherwise (`batch.pack`)" : "");
     }
     for (size_t i = 0; i < parts_.size(); ++i) {
       for (size_t j = 0; j < former_.parts.size() && !was_[i]; ++j) {
@@ -395,10 +396,13 @@ class OtherParts {
   std::vector<bool> is_;                    // there, of each of the state's
 };
 
-// How many tokens each row of a part has; nullopt: they differ, or are none.
-std::optional<uint64_t> TokensOfRow(const DatasetSpec& spec,
-                                    const Dataset& dataset, size_t part) {
-  if (spec.batch.pack) return spec.batch.pack->length;
+// How many tokens so many rows of a part have; nullopt: they differ, or are
+// none.
+std::optional<uint64_t> TokensOf(uint64_t rows, const DatasetSpec& spec,
+                                 const Dataset& dataset, size_t part) {
+  if (const Packing* const packing = dataset.packing.get()) {
+    return packing->ItemsOf(part, rows);
+  }
   const auto& mix = std::get<MixSource>(spec.source);
   const SourceSpec& source = mix.parts[part].source;
   if (dataset.source->parts() != mix.parts.size() ||
@@ -413,7 +417,7 @@ std::optional<uint64_t> TokensOfRow(const DatasetSpec& spec,
     return std::nullopt;
   }
   if (tokens.shape.size() != 1 || tokens.shape[0] < 0) return std::nullopt;
-  return static_cast<uint64_t>(tokens.shape[0]);
+  return rows * static_cast<uint64_t>(tokens.shape[0]);
 }
 
 }  // namespace
@@ -525,8 +529,8 @@ nlohmann::json MixPartsJson(const DatasetSpec& spec, const Dataset& dataset,
                     {"rows_of_pass", parts[i].place.rows},
                     {"records", records},
                     {"epochs", ratio(rows[i], records)}});
-    if (const auto tokens = TokensOfRow(spec, dataset, i)) {
-      json.back()["tokens"] = rows[i] * *tokens;
+    if (const auto tokens = TokensOf(rows[i], spec, dataset, i)) {
+      json.back()["tokens"] = *tokens;
     }
   }
   return json;

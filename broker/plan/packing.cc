@@ -1,6 +1,7 @@
 #include "broker/plan/packing.h"
 
 #include <algorithm>
+#include <cmath>
 #include <mutex>
 #include <numeric>
 #include <span>
@@ -11,6 +12,7 @@
 #include "broker/plan/orders.h"
 #include "broker/plan/select_context.h"
 #include "common/exact_max.h"
+#include "common/hash.h"
 #include "common/quantity.h"
 
 namespace penstock {
@@ -204,6 +206,7 @@ StatusOr<std::shared_ptr<const Packing>> Packing::Make(
     totals.cut_off += each.cut_off;
     totals.sequences += each.sequences;
     totals.in_sequence = std::max(totals.in_sequence, each.in_sequence);
+    totals.digest = Mix64(totals.digest + each.digest + kGolden64);
     if (totals.items + totals.cut_off > kExactMax) {
       return InvalidArgumentError("more than {} items in a pass: select fewer",
                                   kExactMax);
@@ -229,6 +232,8 @@ StatusOr<std::shared_ptr<const Packing>> Packing::Make(
                            : windows;
     uint64_t of_part = 0;
     for (; window < end; ++window) {
+      packing->parts_[i].items += of_windows[window].items;
+      packing->parts_[i].sequences += of_windows[window].sequences;
       of_part = std::max(of_part, packing->bytes_[window]);
     }
     widest = std::max(widest, of_part);
@@ -256,6 +261,14 @@ StatusOr<std::unique_ptr<Order>> Packing::SequencesOf(size_t part) const {
   std::unique_ptr<Order> sequences = AllRecords(count, before);
   if (!options_.shuffle) return sequences;
   return ShuffleWindows(std::move(sequences), std::move(run_ends), 1);
+}
+
+uint64_t Packing::ItemsOf(size_t part, uint64_t sequences) const {
+  const Part& of = parts_[part];
+  return static_cast<uint64_t>(
+      std::llround(static_cast<double>(sequences) *
+                   (static_cast<double>(of.items) /
+                    static_cast<double>(std::max<uint64_t>(of.sequences, 1)))));
 }
 
 const Packing::Part& Packing::PartOf(size_t window) const {
@@ -413,6 +426,7 @@ Packing::Totals Packing::TotalsOf(const Documents& documents,
     totals.cut_off += used == 0 ? 0 : has - used;
     totals.documents += used > 0;
     totals.items += used;
+    totals.digest = Mix64(totals.digest + has + kGolden64);
   }
   if (!splits()) {
     const uint64_t whole = window.ends.empty() ? 0 : window.ends.back();

@@ -70,6 +70,7 @@ class Packing {
     uint64_t cut_off = 0;    // items of documents that are too long
     uint64_t sequences = 0;
     uint32_t in_sequence = 0;  // at most so many documents
+    uint64_t digest = 0;       // of the lengths of all documents, in order
   };
   const Totals& totals() const { return totals_; }
   // Shares of the sequences' items that are no padding.
@@ -79,6 +80,9 @@ class Packing {
            static_cast<double>(totals_.sequences);
   }
   size_t parts() const { return parts_.size(); }
+  // The items of so many sequences of a part, as those of a pass have them on
+  // average.
+  uint64_t ItemsOf(size_t part, uint64_t sequences) const;
 
   // The sequences of a part in the order of a pass, by number.
   StatusOr<std::unique_ptr<Order>> SequencesOf(size_t part) const;
@@ -102,6 +106,8 @@ class Packing {
     std::optional<Permutation> shuffled;  // unless the order shuffles itself
     uint64_t seed = 0;                    // of windows
     size_t first_window = 0;
+    uint64_t items = 0;  // of all its sequences
+    uint64_t sequences = 0;
   };
   // The documents of a window, in the order of a pass.
   struct Documents;

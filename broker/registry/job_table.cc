@@ -129,6 +129,29 @@ Status JobTable::CheckAgreement(const Entry& entry,
       WhoJoins(request), entry.key.name, option);
 }
 
+// Each consumer of an independent job has an entry of its own. Those that are
+// attached at one time agree as ranks of one do.
+Status JobTable::CheckConsumers(const AttachRequest& request) const {
+  if (request.incarnation) return OkStatus();
+  const auto independent = [](const JobOptions& options) {
+    return options.delivery.mode == DeliveryMode::kIndependent;
+  };
+  for (const Entry& entry : entries_) {
+    if (entry.key.uid != request.key.uid ||
+        entry.key.name != request.key.name ||
+        entry.key.dataset != request.key.dataset || entry.state.over() ||
+        !(independent(entry.options) || independent(request.options))) {
+      continue;
+    }
+    const Job* const job = entry.state.job().get();
+    if (!entry.pending.empty() || (job != nullptr && !job->failed() &&
+                                   job->Locked(&Delivery::AnyAttached))) {
+      PENSTOCK_RETURN_IF_ERROR(CheckAgreement(entry, request));
+    }
+  }
+  return OkStatus();
+}
+
 Status JobTable::ForgottenError(const std::string& job) {
   return AbortedError(
       "the broker was restarted and has no record of job '{}': it has no state "
@@ -424,7 +447,9 @@ void JobTable::Route(Pending attach) {
   }
   Entry* const found = *which;
   if (found == nullptr) {
-    if (const Status status = CheckLimits(request.key.uid); !status.ok()) {
+    Status status = CheckLimits(request.key.uid);
+    if (status.ok()) status = CheckConsumers(request);
+    if (!status.ok()) {
       attach.done(status);
       return;
     }

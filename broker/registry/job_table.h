@@ -382,6 +382,7 @@ class JobTable {
   StatusOr<Attached> AttachTo(Entry& entry, AttachRequest request);
   static Status CheckAgreement(const Entry& entry,
                                const AttachRequest& request);
+  Status CheckConsumers(const AttachRequest& request) const;
   Status Open(Entry* entry);
   Status CheckLimits(uint32_t uid) const;
   // Runs body, which ends with a posted EndOpening, on a thread as soon as the

@@ -168,8 +168,10 @@ StatusOr<FileTokens> FindTokens(const TokensSource& spec, const DataFile& file,
       file.bytes() - std::min(file.bytes(), spec.header_bytes);
   if (data % Of(stored).bytes != 0) {
     return DataLossError(
-        "{} has {} bytes, of which {} are left over: a token ({}) has {}", path,
-        file.bytes(), data % Of(stored).bytes, Of(stored).name,
+        "{} has {} bytes, of which {} are left over: a token ({}) has {}: is "
+        "the file cut off, is `dtype` another, or has it a head "
+        "(`header_bytes`)?",
+        path, file.bytes(), data % Of(stored).bytes, Of(stored).name,
         Of(stored).bytes);
   }
   return FileTokens{stored, spec.header_bytes, data / Of(stored).bytes};
@@ -310,14 +312,17 @@ Status FindDocuments(ScannedFile* file, const FileTokens& tokens,
 class DocumentsOfTokens final : public IndexedSource {
  public:
   DocumentsOfTokens(Index index, Stored stored, DType output_dtype,
-                    uint64_t longest)
+                    uint64_t longest, std::string warning)
       : IndexedSource(
             std::move(index),
             RawSpecOf(ElementSpec{
                 {"tokens", output_dtype, {static_cast<int64_t>(longest)}},
                 {"tokens.length", DType::kInt64, {}}})),
         stored_(stored),
-        room_(raw_spec()[0].feature.RowBytes()) {}
+        room_(raw_spec()[0].feature.RowBytes()),
+        warning_(std::move(warning)) {}
+
+  std::string warning() const override { return warning_; }
 
   Columns columns(uint64_t first) const override {
     Columns columns = IndexedSource::columns(first);
@@ -362,6 +367,7 @@ class DocumentsOfTokens final : public IndexedSource {
  private:
   const Stored stored_;
   const uint64_t room_;
+  const std::string warning_;
 };
 
 OpenedSource OpenDocuments(const TokensSource& spec, DataFiles opened,
@@ -409,8 +415,18 @@ OpenedSource OpenDocuments(const TokensSource& spec, DataFiles opened,
         documents.max_length ? " by max_length" : "", word);
   }
   PENSTOCK_RETURN_IF_ERROR(index.ChooseIo(spec.io));
-  return std::unique_ptr<Source>(new DocumentsOfTokens(
-      std::move(index), stored, spec.output_dtype, longest));
+  std::string warning;
+  if (index.records() == found.size()) {
+    warning = Format(
+        "each of {} is one document, the longest of {}: `{}` occurs nowhere "
+        "inside of it; is it the token that is between documents, and `dtype` "
+        "that of the file?",
+        Counted(found.size(), "file", "files"), Counted(longest, "token"),
+        word);
+  }
+  return std::unique_ptr<Source>(
+      new DocumentsOfTokens(std::move(index), stored, spec.output_dtype,
+                            longest, std::move(warning)));
 }
 
 ValueType<TokenDocuments> TokenDocumentsType() {

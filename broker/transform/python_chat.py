@@ -2,6 +2,7 @@
 which of their characters are of the roles that a model is trained on. Goes before
 python_tokenizer.py."""
 
+import difflib
 import json
 import os
 import re
@@ -151,7 +152,12 @@ class Chats:
         self.train_on = set(options["train_on"])
         self.labels = options["labels"]
         self.roles = {**SHAREGPT, **options["roles"]}
-        self.known = {*ROLES, *self.roles.values(), *self.train_on}
+        known = {*ROLES, *self.roles.values()}
+        for role in sorted(self.train_on - known):
+            if alike := difflib.get_close_matches(role, sorted(known), 1):
+                raise Told(f"chat.train_on: no role '{role}' is known: {alike[0]}? `roles: "
+                           f"{{{role}: {role}}}` makes it one")
+        self.known = known | self.train_on
         try:
             config = json.loads(config) if config else {}
             if not isinstance(config, dict):
@@ -272,12 +278,15 @@ class Chats:
 
     def told_apart(self, messages, more, text):
         """A message is what the messages up to it add to those before. An answer begins
-        behind what asks for it."""
+        behind what asks for it, also the first message of a chat."""
         for i, message in enumerate(messages):
             role = message["role"]
             if role not in self.train_on:
                 continue
-            begin = self.prefix(messages[:i], more, text, role == "assistant") if i else 0
+            if i:
+                begin = self.prefix(messages[:i], more, text, role == "assistant")
+            else:
+                begin = self.head(messages, more, text) if role == "assistant" else 0
             end = len(text)
             if i + 1 < len(messages):
                 end = self.prefix(messages[:i + 1], more, text, False)
@@ -285,6 +294,17 @@ class Chats:
                 raise Told(f"message {i}: the template of the chat asks for an answer by more "
                            f"than it writes of this one; {WAY_OUT}")
             yield begin, end
+
+    def head(self, messages, more, text):
+        """The end of what asks for an answer, where that is the chat's first message."""
+        one = self.write(messages[:1], more)
+        asked = self.write(messages[:1], more, True)
+        asks = asked[len(one):] if asked.startswith(one) else ""
+        at = text.find(asks)
+        if at < 0:
+            raise Told(f"message 0: what asks for an answer, {asks[:40]!r}, is not in the text "
+                       f"of the chat; {WAY_OUT}")
+        return at + len(asks)
 
     def prefix(self, messages, more, text, prompt):
         up_to = f"the messages up to number {len(messages) - 1}"

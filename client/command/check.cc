@@ -232,12 +232,11 @@ void PrintIndex(const DatasetIndex& index, const CheckOptions& options,
     const auto of = [&packing](const char* key) {
       return FormatCount(CountField(packing, key).value_or(0));
     };
-    line("packed",
-         Format("{} of {} documents in {} sequences, at most {} in "
-                "one; {:.2f} % full",
-                Counted(of("items"), "item", "items"), of("documents"),
-                FormatCount(index.records), of("in_sequence"),
-                100 * NumberField(packing, "fill").value_or(0)));
+    line("packed", Format("{} of {} documents in {} sequences, at most {} in "
+                          "one; {:.2f} % full",
+                          Counted(of("items"), "item", "items"),
+                          of("documents"), of("sequences"), of("in_sequence"),
+                          100 * NumberField(packing, "fill").value_or(0)));
     if (of("left_out") != "0") {
       line("", of("left_out") + " longer documents are left out");
     }

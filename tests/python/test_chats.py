@@ -249,12 +249,14 @@ def test_tools_and_variables_are_those_of_transformers(attach, files, tmp_path, 
 
 @pytest.mark.parametrize("train_on", [["assistant"], ["user"], ["assistant", "system"]], ids=str)
 def test_a_chat_is_what_plain_python_makes_of_it(attach, files, tmp_path, encode, train_on):
-    reader = attach(chats_in(tmp_path).shuffle(2).map(
+    chats = [*CHATS, [said("assistant", "how can I help?"), said("user", "so"),
+                      said("assistant", "so")]]
+    reader = attach(chats_in(tmp_path, chats).shuffle(2).map(
         step(files, chat={"train_on": train_on})).batch(4, last="partial"))
     assert reader.element_spec["input_ids"] == ((TOKENS,), "int32")
     assert reader.element_spec["loss_mask"] == ((TOKENS,), "uint8")
     assert "messages" not in reader.element_spec
-    assert rows_of(reader) == [in_plain_python(encode, chat, train_on) for chat in CHATS]
+    assert rows_of(reader) == [in_plain_python(encode, chat, train_on) for chat in chats]
 
 
 def test_where_a_chat_may_be(attach, files, tmp_path, encode):
@@ -549,6 +551,13 @@ def test_a_template_that_does_not_end(monkeypatch, files, tmp_path, encode):
         reader = penstock.attach(dataset.on_error("skip"), socket=own.socket, timeout_s=60)
         rows = rows_of(reader)
     assert rows == [in_plain_python(encode, chat) for i, chat in enumerate(CHATS) if i != 2]
+
+
+def test_a_role_that_is_mistyped_is_told(failure, files, tmp_path):
+    chats = chats_in(tmp_path)
+    assert ("chat.train_on: no role 'assitant' is known: assistant? `roles: {assitant: assitant}` "
+            "makes it one") in failure(
+                chats.map(step(files, chat={"train_on": ["assitant"]})).batch(1))
 
 
 @pytest.mark.parametrize("config, words", [

@@ -109,6 +109,14 @@ def test_labels_are_not_of_another_document(batches, shifted):
         assert row == wanted + [-7] * (LENGTH - len(wanted))
 
 
+def test_labels_of_small_numbers_and_of_other_shapes():
+    tokens = np.array([[1, 2, 3, 4]], np.uint16)
+    positions = np.array([[0, 1, 0, 1]])
+    assert packing.labels(tokens, positions).tolist() == [[-100, 2, -100, 4]]
+    with pytest.raises(ValueError, match=r"tokens have the shape \(1, 4\), position_ids \(1, 3\)"):
+        packing.labels(tokens, positions[:, :3])
+
+
 @pytest.mark.parametrize("shifted", [False, True])
 def test_labels_leave_out_what_the_loss_mask_does(attach, tmp_path, shifted):
     # 5 is not in the vocabulary: its document is left out.

@@ -113,6 +113,24 @@ def test_a_member_that_disagrees_is_refused(attach, rows):
         attach(rows, 0, 2, replica=0, replicas=2)
 
 
+def test_consumers_of_one_order_each_agree_too(attach, rows):
+    alone = {"delivery": "independent"}
+    first = attach(rows, 0, 2, job="split")
+    with pytest.raises(penstock.FailedPrecondition, match="delivery: independent here, split"):
+        attach(rows, 1, 2, job="split", **alone)
+    first.close()
+    attach(rows, 0, 2, job="alone", **alone)
+    for options, text in [
+            (dict(world_size=3, **alone), "world_size: 3 here, 2 there"),
+            (dict(world_size=2), "delivery: split here, independent there"),
+            (dict(world_size=2, replica=0, replicas=2, **alone), "replicas: 2 here, 1 there")]:
+        with pytest.raises(penstock.FailedPrecondition, match=text):
+            attach(rows, rank=1, job="alone", **options)
+    with pytest.raises(penstock.FailedPrecondition, match="shuffle.seed: 4 here, 3 there"):
+        attach(penstock.Dataset.range(ROWS).shuffle(seed=4).batch(8), 1, 2, job="alone", **alone)
+    attach(rows, 1, 2, job="alone", **alone)
+
+
 @pytest.mark.parametrize("options, text", [
     (dict(rank=0, world_size=2, replica=2, replicas=2), "replica 2 of 2 .* from 0 to 1"),
     (dict(rank=0, world_size=2, replicas=2), "`rank` is given and `replica` is not"),

@@ -144,8 +144,9 @@ def test_no_parts_where_sequences_go_across_them(broker, tmp_path):
         shown = status_of(broker, f"packed-{across}")
         assert steps == 4 and ("parts" in shown) != across
         if not across:
-            assert [each["tokens"] for each in shown["parts"]] == [
-                16 * each["rows"] for each in shown["parts"]]
+            # Without padding: of some 5 items a document, 3 or 4 documents a row of 16.
+            for each in shown["parts"]:
+                assert 0.75 * 16 * each["rows"] < each["tokens"] < 16 * each["rows"]
         reader.close()
 
 

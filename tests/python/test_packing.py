@@ -275,6 +275,7 @@ def test_the_command_tells_and_shows_it(dataset, tmp_path):
     packing = told["packing"]
     assert packing["items"] == sum(LENGTHS)
     assert packing["documents"] == sum(1 for n in LENGTHS if n)
+    assert packing["sequences"] == told["records"]
     assert packing["fill"] == pytest.approx(
         packing["items"] / LENGTH / told["records"])
     assert told["steps_per_epoch"] == -(-told["records"] // 8)
@@ -334,3 +335,29 @@ def test_lists_of_unlike_lengths_are_errors_of_their_sample(attach, tmp_path):
     data = penstock.Dataset.json_lines(path, FIELDS)
     with pytest.raises(penstock.DataLoss, match="'labels' has a length of 1, and 'tokens'"):
         list(attach(packed(data, 1)))
+
+
+def test_a_token_that_is_nowhere_is_told(attach, tmp_path):
+    tokens = np.arange(1, 4001, dtype=np.uint16)
+    tokens.tofile(tmp_path / "a.bin")
+
+    def documents(**border):
+        return penstock.Dataset.tokens(tmp_path / "a.bin", documents=border).batch(
+            1, pack=penstock.pack(5000))
+    with pytest.warns(match="each of 1 file is one document, the longest of 4000 tokens: "
+                            "`documents: {end: 50256}` occurs nowhere inside of it"):
+        attach(documents(end=50256), job="one")
+    # A state knows other documents that make as many sequences.
+    state = attach(documents(end=7), job="state").state_dict()
+    with pytest.raises(penstock.FailedPrecondition, match="belongs to other data"):
+        attach(documents(begin=7), job="other", state=state)
+    with pytest.raises(penstock.InvalidArgument, match=r"not the path of a file\), got 'a.json'"):
+        attach(documents(end=7), job="path", state="a.json")
+
+
+def test_why_no_document_is_left_is_told(failure, tmp_path):
+    (tmp_path / "a.jsonl").write_text('{"tokens": "no list"}\n' * 3)
+    text = failure(penstock.Dataset.json_lines(
+        tmp_path / "a.jsonl", {"tokens": {"dtype": "int64", "max_length": 9}}).batch(
+            1, pack=penstock.pack(16)).on_error("skip"))
+    assert "of 3 documents none has an item" in text and "a.jsonl, line 1" in text

@@ -101,6 +101,9 @@ def labels(tokens: Any, position_ids: Any, loss_mask: Any = None, *,
       ignore: ``ignore_index`` of the loss.
     """
     torch = sys.modules.get("torch")
+    if np.shape(tokens) != np.shape(position_ids):
+        raise ValueError(f"tokens have the shape {np.shape(tokens)}, position_ids "
+                         f"{np.shape(position_ids)}: give both of one batch")
     is_none = position_ids == 0
     if loss_mask is not None:
         is_none = is_none | (loss_mask == 0)
@@ -108,7 +111,7 @@ def labels(tokens: Any, position_ids: Any, loss_mask: Any = None, *,
         found = tokens.long().masked_fill(is_none, ignore)
         moved = torch.full_like(found, ignore) if shifted else found
     else:
-        found = np.where(is_none, ignore, tokens).astype(np.int64)
+        found = np.where(is_none, ignore, np.asarray(tokens, np.int64))
         moved = np.full_like(found, ignore) if shifted else found
     if shifted:
         moved[:, :-1] = found[:, 1:]

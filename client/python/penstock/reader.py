@@ -312,7 +312,11 @@ class Reader:
         weights hold."""
         if epoch is None and row is not None:
             epoch = 0
-        self._core.set_weights([float(weight) for weight in weights],
+        try:
+            given = [float(weight) for weight in weights]
+        except (TypeError, ValueError):
+            raise TypeError(f"weights: wanted a number for each part, got {weights!r}") from None
+        self._core.set_weights(given,
                                -1 if epoch is None else index("epoch", epoch, 0),
                                index("row", 0 if row is None else row, 0))
         # A state has all changes, in the order of their rows, and no new one can come
@@ -357,6 +361,9 @@ def state_text(state: State) -> str:
         if not state.strip():
             raise errors.InvalidArgument(
                 "the state is empty: its checkpoint is incomplete")
+        if not state.lstrip().startswith("{"):
+            raise errors.InvalidArgument("a state is what `state_dict()` gave, or its JSON text "
+                                         f"(not the path of a file), got {state[:80]!r}")
         return state
     if not isinstance(state, Mapping):
         raise TypeError("a state is what `state_dict()` gave, or its JSON text; "

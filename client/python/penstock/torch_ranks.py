@@ -30,8 +30,12 @@ def world_size_of(options: Dict[str, Any]) -> int:
     """The number of ranks that the options, a launcher or torch.distributed say."""
     if options.get("world_size") is not None:
         return int(options["world_size"])
-    launched = _core.launch()[1]
-    return (launched if launched > 1 else group_size()) // replicas_of(options)
+    launched, each = _core.launch()[1], replicas_of(options)
+    processes = launched if launched > 1 else group_size()
+    if processes % each:
+        raise ValueError(f"replicas: {each}, and the world of {processes} processes is no "
+                         "multiple of it")
+    return processes // each
 
 
 def group_size() -> int:
