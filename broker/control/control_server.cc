@@ -11,6 +11,7 @@
 #include <set>
 
 #include "broker/base/log.h"
+#include "broker/io/file_access.h"
 #include "broker/request/requests.h"
 #include "common/message.h"
 #include "common/wake.h"
@@ -41,6 +42,17 @@ Fd PidfdOf(int socket, pid_t pid) {
     return Fd(fd);
   }
   return Fd(static_cast<int>(syscall(SYS_pidfd_open, pid, 0)));
+}
+
+// So far, by listings of object stores that are under way.
+uint64_t ListedObjects() {
+  const Stores* const stores = FileAccess::stores();
+  if (stores == nullptr) return 0;
+  const nlohmann::json use = stores->UseJson();
+  const auto found = use.find("listing");
+  return found == use.end() || !found->is_number_unsigned()
+             ? 0
+             : found->get<uint64_t>();
 }
 
 }  // namespace
@@ -405,8 +417,10 @@ void ControlServer::Tick() {
     if (connection.waiting &&
         jobs_->Progress(std::max(connection.attach, connection.inspect), &done,
                         &total)) {
+      const uint64_t listed = done + total > 0 ? 0 : ListedObjects();
+      done += listed;
       Reply(&connection, {{"event", "progress"},
-                          {"stage", "indexing"},
+                          {"stage", listed > 0 ? "listing" : "indexing"},
                           {"done", done},
                           {"total", total}});
     }

@@ -643,6 +643,7 @@ ControlServer::Answer ControlServer::ShowStatus(const Call& call) {
   }
   if (const Stores* const stores = FileAccess::stores()) {
     if (nlohmann::json use = stores->UseJson(); !use.empty()) {
+      use.erase("listing");  // which whoever waits for it is shown
       answer["stores"] = std::move(use);
     }
   }

@@ -4,6 +4,7 @@
 #include <pthread.h>
 #include <sys/eventfd.h>
 #include <sys/socket.h>
+#include <sys/stat.h>
 #include <sys/un.h>
 #include <unistd.h>
 
@@ -147,7 +148,7 @@ StatusOr<std::shared_ptr<Fetcher::Call>> Fetcher::Ask(
   Notify();
   while (!call->over) {
     answered_.wait_for(lock, kLookInterval);
-    if (cancel.load()) {
+    if (!call->over && cancel.load()) {
       calls_.erase(number);
       return CancelledError("nobody waits for it");
     }
@@ -183,7 +184,6 @@ StatusOr<std::shared_ptr<RemoteFile>> Fetcher::FileOf(const std::string& url,
   const nlohmann::json& answer = call->answers.back();
   if (!call->fd) return UnavailableError("{}: {}", url, kOddAnswer);
   const uint64_t copy = NumberOf(answer, "copy");
-  unit_bytes_->store(NumberOf(answer, "unit"));
   const auto file = std::make_shared<RemoteFile>(
       RemoteFile::Opened{url, TextOf(answer, "version"), TextOf(answer, "path"),
                          NumberOf(answer, "bytes"), copy, unit_bytes_,
@@ -191,7 +191,10 @@ StatusOr<std::shared_ptr<RemoteFile>> Fetcher::FileOf(const std::string& url,
       std::move(call->fd),
       [this](RemoteFile::Ask ask, uint64_t of, const RemoteFile::Range& range) {
         const std::lock_guard lock(mutex_);
-        if (ask == RemoteFile::Ask::kClose) files_.erase(of);
+        if (ask == RemoteFile::Ask::kClose) {
+          files_.erase(of);
+          lost_.erase(of);
+        }
         if (asked_.empty()) Notify();
         asked_.push_back({ask, of, range});
       });
@@ -249,6 +252,16 @@ StatusOr<RemoteFolder> Fetcher::OpenFolder(const std::string& url,
 
 StatusOr<std::string> Fetcher::Version(const std::string& url) {
   static const std::atomic<bool> cancel{false};
+  std::vector<std::shared_ptr<RemoteFile>> files;  // whose end takes the lock
+  {
+    const std::lock_guard lock(mutex_);
+    for (const auto& [copy, each] : lost_) files.push_back(each.lock());
+  }
+  for (const std::shared_ptr<RemoteFile>& file : files) {
+    // Who has it open opens it anew.
+    if (file == nullptr || file->url() != url) continue;
+    return DataLossError("{}: its local copy is gone", url);
+  }
   PENSTOCK_ASSIGN_OR_RETURN(const std::shared_ptr<Call> call,
                             Ask({{"version", url}}, cancel));
   return TextOf(call->answers.front(), "version");
@@ -312,7 +325,7 @@ bool Fetcher::Start() {
   }
   link_ = *std::move(link);
   out_.push_back(nlohmann::json{{"first", ++processes_ << 32}}.dump());
-  const std::vector<std::shared_ptr<RemoteFile>> files = OpenFiles();
+  std::vector<std::shared_ptr<RemoteFile>> files;  // whose end takes the lock
   const std::lock_guard lock(mutex_);
   asked_.clear();
   packets_.clear();
@@ -320,25 +333,35 @@ bool Fetcher::Start() {
     call->answers.clear();
     packets_.push_back(call->asked.dump());
   }
-  files_.clear();
-  for (const std::shared_ptr<RemoteFile>& file : files) {
-    const auto call = std::make_shared<Call>();
-    call->asked = {
-        {file->url().ends_with('/') ? "folder" : "open", file->url()},
-        {"room", 0},
-        {"call", ++last_call_}};
-    call->again = file;
-    calls_[last_call_] = call;
-    packets_.push_back(call->asked.dump());
+  files_.merge(lost_);
+  lost_.clear();
+  for (const auto& [copy, each] : std::exchange(files_, {})) {
+    files.push_back(each.lock());
+    if (files.back() != nullptr) OpenAgain(copy, files.back());
   }
   return true;
 }
 
+// mutex_ is held.
+void Fetcher::OpenAgain(uint64_t former,
+                        const std::shared_ptr<RemoteFile>& file) {
+  struct stat st = {};
+  fstat(file->fd(), &st);
+  const auto call = std::make_shared<Call>();
+  call->asked = {{file->url().ends_with('/') ? "folder" : "open", file->url()},
+                 {"room", 0},
+                 {"inode", st.st_ino},
+                 {"call", ++last_call_}};
+  call->again = file;
+  call->former = former;
+  calls_[last_call_] = call;
+  packets_.push_back(call->asked.dump());
+}
+
 // Makes packets of what is asked.
 void Fetcher::Begin() {
+  std::vector<std::shared_ptr<RemoteFile>> files;  // whose end takes the lock
   const std::lock_guard lock(mutex_);
-  for (std::string& packet : packets_) out_.push_back(std::move(packet));
-  packets_.clear();
   std::vector<uint64_t> numbers;
   const auto finish = [&] {
     if (numbers.empty()) return;
@@ -347,12 +370,20 @@ void Fetcher::Begin() {
     numbers.clear();
   };
   for (const Asked& each : asked_) {
+    if (const auto lost = lost_.extract(each.copy)) {
+      files.push_back(lost.mapped().lock());
+      if (files.back() != nullptr) OpenAgain(each.copy, files.back());
+      continue;
+    }
     numbers.insert(numbers.end(), {static_cast<uint64_t>(each.ask), each.copy,
                                    each.range.offset, each.range.bytes});
     if (numbers.size() == kRangesOfPacket * kNumbersOfRange) finish();
   }
   finish();
   asked_.clear();
+  // After the ends of files, which may be opened again.
+  for (std::string& packet : packets_) out_.push_back(std::move(packet));
+  packets_.clear();
 }
 
 bool Fetcher::Send() {
@@ -417,8 +448,17 @@ void Fetcher::TakeCall(nlohmann::json answer, Fd fd) {
       if (found != files_.end()) file = found->second.lock();
       failed = {NumberOf(answer, "offset"), NumberOf(answer, "bytes")};
     } else {
+      const uint64_t copy = NumberOf(answer, "copy");
+      if (const uint64_t unit = NumberOf(answer, "unit"); unit > 0) {
+        unit_bytes_->store(unit);  // in the order of the answers
+      }
       const auto found = calls_.find(NumberOf(answer, "call"));
-      if (found == calls_.end()) return;
+      if (found == calls_.end()) {
+        // Nobody waits for it any more.
+        if (copy > 0) asked_.push_back({RemoteFile::Ask::kClose, copy, {}});
+        Notify();
+        return;
+      }
       const std::shared_ptr<Call> call = found->second;
       const bool more = answer.value("more", false);
       if (more && status.ok()) {
@@ -431,15 +471,23 @@ void Fetcher::TakeCall(nlohmann::json answer, Fd fd) {
       file = call->again.lock();
       if (file != nullptr && status.ok() &&
           TextOf(answer, "version") == file->version()) {
-        const uint64_t copy = NumberOf(answer, "copy");
         files_[copy] = file;
         calls_.erase(found);
       } else {
-        call->answers.push_back(std::move(answer));
-        answered_.notify_all();
-        if (file == nullptr) return;
-        failed = {0, file->bytes()};
-        calls_.erase(found);
+        if (call->former != 0) {
+          calls_.erase(found);
+          if (copy > 0) {  // changed, or closed meanwhile
+            asked_.push_back({RemoteFile::Ask::kClose, copy, {}});
+            Notify();
+          }
+          if (file == nullptr) return;
+          lost_[call->former] = file;
+          failed = {0, file->bytes()};
+        } else {
+          call->answers.push_back(std::move(answer));
+          answered_.notify_all();
+          return;
+        }
       }
     }
   }
@@ -456,7 +504,7 @@ void Fetcher::TakeCall(nlohmann::json answer, Fd fd) {
   }
 }
 
-std::vector<std::shared_ptr<RemoteFile>> Fetcher::OpenFiles() {
+std::vector<std::shared_ptr<RemoteFile>> Fetcher::OpenFiles() const {
   const std::lock_guard lock(mutex_);
   std::vector<std::shared_ptr<RemoteFile>> files;
   for (const auto& [copy, each] : files_) {
@@ -466,17 +514,27 @@ std::vector<std::shared_ptr<RemoteFile>> Fetcher::OpenFiles() {
 }
 
 void Fetcher::EndAll(const Status& status) {
-  for (const auto& file : OpenFiles()) {
+  std::vector<std::shared_ptr<RemoteFile>> files = OpenFiles();
+  {
+    const std::lock_guard lock(mutex_);
+    std::erase_if(calls_, [&](const auto& item) {
+      Call& call = *item.second;
+      call.status = status;
+      call.over = true;
+      if (call.former == 0) return false;
+      if (auto file = call.again.lock()) {
+        lost_[call.former] = file;
+        files.push_back(std::move(file));
+      }
+      return true;
+    });
+    packets_.clear();
+    asked_.clear();
+    answered_.notify_all();
+  }
+  for (const auto& file : files) {
     file->Failed({0, file->bytes()}, status);
   }
-  const std::lock_guard lock(mutex_);
-  for (auto& [number, call] : calls_) {
-    call->status = status;
-    call->over = true;
-  }
-  packets_.clear();
-  asked_.clear();
-  answered_.notify_all();
 }
 
 }  // namespace penstock

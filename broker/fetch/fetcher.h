@@ -59,7 +59,9 @@ class Fetcher final : public Stores {
     Fd fd;
     bool over = false;
     Status status;
-    std::weak_ptr<RemoteFile> again;  // opened of a former process
+    // What a former process had as this copy.
+    std::weak_ptr<RemoteFile> again;
+    uint64_t former = 0;
   };
   struct Asked {
     RemoteFile::Ask ask;
@@ -92,7 +94,8 @@ class Fetcher final : public Stores {
   void TakeCall(nlohmann::json message, Fd fd);
   void TakeRanges(std::string_view packet);
   void EndAll(const Status& status);
-  std::vector<std::shared_ptr<RemoteFile>> OpenFiles();
+  std::vector<std::shared_ptr<RemoteFile>> OpenFiles() const;
+  void OpenAgain(uint64_t former, const std::shared_ptr<RemoteFile>& file);
 
   const std::function<StatusOr<Link>(const Cancelled&)> connect_;
   const Fd news_;  // eventfd
@@ -106,6 +109,9 @@ class Fetcher final : public Stores {
   std::deque<std::string> packets_;  // of calls
   std::vector<Asked> asked_;
   std::map<uint64_t, std::weak_ptr<RemoteFile>> files_;  // by copy
+  // By former copy: those that could not be opened again. The next range that
+  // is asked of one tries once more.
+  std::map<uint64_t, std::weak_ptr<RemoteFile>> lost_;
   uint64_t last_call_ = 0;
   nlohmann::json use_ = nlohmann::json::object();
   // Only the thread has these.

@@ -15,14 +15,15 @@ Calls:
   {"call": N, "list": pattern}   {"call": N, "urls": [...], "more": bool}
   {"call": N, "open": url, "room": bytes or null}
                                  {"call": N, "copy": K, "bytes", "version", "unit",
-                                 "ahead", "path"}, and the copy's descriptor
+                                 "ahead", "path"}, and the copy's descriptor; "inode"
+                                 in the question: of the copy that the broker has
   {"call": N, "folder": url, "room": bytes or null}
                                  {"call": N, "names": [...], "sizes": [...], "more": true},
                                  then as for open
   {"call": N, "version": url}    {"call": N, "version": text}
   {"call": N, "put": url, "from": path}   {"call": N}
   any                            {"call": N, "error": [code, text]}
-  twice a second, if it changed  {"use": {...}}: `stores` of a status
+  twice a second, if it changed  {"use": {...}}: `stores` of a status, and "listing"
   a range that cannot be had     {"copy": K, "offset", "bytes", "error": [code, text]}
 """
 
@@ -30,6 +31,7 @@ import argparse
 import array
 import asyncio
 import bisect
+import concurrent.futures
 import configparser
 import ctypes
 import fcntl
@@ -39,6 +41,7 @@ import itertools
 import mmap
 import random
 import re
+import tempfile
 import zlib
 from collections import deque
 
@@ -55,22 +58,35 @@ REQUEST_BYTES_MAX = 8 << 20
 # The part of the room that is for what passes; and the most, of a job and of all.
 PASSING_SHARE, AHEAD_MAX, PASSING_MAX = 8, 1 << 30, 2 << 30
 # A request of this size has its rate limited by the link rather than by its latency.
-REQUESTS_FIRST, REQUESTS_MAX = 16, 256
+REQUESTS_FIRST, REQUESTS_MIN, REQUESTS_MAX, HEADS_MAX = 16, 4, 256, 64
 TUNE_S = 0.5
 GAIN = 1.05
-REQUEST_TIMEOUT_S = 30
-CONNECT_TIMEOUT_S = 10
 # From the first request of a range to its error, retries included.
-RANGE_TIMEOUT_S = 120
+TIMEOUT = os.environ.get("PENSTOCK_STORE_TIMEOUT_S") or "120"
+RANGE_TIMEOUT_S = int(TIMEOUT) if re.fullmatch("[0-9]{1,6}", TIMEOUT) else 0
+REQUEST_TIMEOUT_S = RANGE_TIMEOUT_S / 4
+CONNECT_TIMEOUT_S = RANGE_TIMEOUT_S / 12
+# As RANGE_TIMEOUT_S, of a store that has never answered: its address may be wrong.
+FIRST_TIMEOUT_S = RANGE_TIMEOUT_S / 4
+TRIES_MIN = 3  # in that time
 RETRY_FIRST_S, RETRY_MAX_S = 0.1, 10
+# Servers close connections that are idle: after 5 s or more, as a rule.
+IDLE_S = 4
+# How often credentials are read that have expired.
+RENEW_S = 1
 # A request that takes this many times the median is sent once more.
 HEDGE_TIMES, HEDGE_MIN_S, HEDGE_FIRST_S = 4, 0.5, 3
 HEDGED_MAX = 0.05  # of the requests
 LISTED_MAX = 10_000_000
 URLS_MAX = 1 << 18
+COPIES_MAX = 64  # of one object: of brokers that run beside each other
+LOOK_S = 1  # between searches for copies that are not used
 PACKET = 1 << 15
+# Packets of a long list that wait for the broker, and how long it is given.
+ANSWERS_MAX, ANSWERS_S = 64, 0.001
 # What was listed is known as long for opening.
 LISTED_S = 60
+FULL = (28, 122)  # ENOSPC, EDQUOT
 PUNCH_HOLE = 0x01 | 0x02  # FALLOC_FL_KEEP_SIZE, FALLOC_FL_PUNCH_HOLE
 INSTALL = ("object stores are read with obstore, which {} cannot import ({}): pip install "
            "obstore into the Python that the {} runs")
@@ -82,11 +98,11 @@ CONNECT_TRIES, CONNECT_WAIT_S = 40, 0.05
 
 
 class Failed(Exception):
-    """code: of a status."""
+    """code: of a status. expired: other credentials may read it."""
 
-    def __init__(self, code, text):
+    def __init__(self, code, text, expired=False):
         super().__init__(text)
-        self.code = code
+        self.code, self.expired = code, expired
 
 
 def without_secrets(text):
@@ -94,29 +110,89 @@ def without_secrets(text):
     return re.sub(r"(https?://[^\s\"'?]*)\?[^\s\"')]*", r"\1?...", " ".join(text.split()))
 
 
+def reason(error):
+    """What a person can use of a store's error. What else a store says may have a token
+    in it."""
+    text, _, causes = str(error).partition("\n\nDebug source:")
+    if told := re.search(r"<Code>(.*?)</Code>(?:.*?<Message>(.*?)</Message>)?", text, re.S):
+        status = re.search(r"status code: (\d+)", text)
+        text = (status[1] + ", " if status else "") + ": ".join(filter(None, told.groups()))
+    elif "kind: Timeout" in causes or isinstance(error, asyncio.TimeoutError):
+        text = "no answer in time"
+    elif cause := re.findall(r'(?:message|error): "([^"]+)"', causes):
+        text = cause[-1]
+    else:
+        text = re.sub(r"^.*?Server returned non-2xx status code: |^Generic \w+ error: ", "", text)
+    return without_secrets(text).rstrip(" :")[:300] or type(error).__name__
+
+
+CREDENTIALS = ("the credentials of the broker's environment do not read it, or they have "
+               "expired")
+REFUSALS = {  # what a refusal has in it: what that means
+    "RequestTimeTooSkewed": "the clock of this host differs from the store's: set it "
+                            "(timedatectl, chronyc tracking)",
+    "Expired|TokenRefreshRequired|InvalidToken|InvalidAccessKeyId":
+        "renew them: those of a profile (~/.aws) are read again, others when the broker starts "
+        "again with them, and jobs go on where they were",
+    "KeyTooLong": "the name of the object is too long",
+    "": CREDENTIALS}
+
+
 def failed(url, error):
     """The status of a store's error; None: it is worth another try."""
     if isinstance(error, Failed):
         return error
-    name, text = type(error).__name__, without_secrets(str(error))
+    name, text = type(error).__name__, reason(error)
     if isinstance(error, FileNotFoundError) or "NoSuchBucket" in text:
         what = "there is no such bucket" if "NoSuchBucket" in text else "there is no such object"
         return Failed(NOT_FOUND, f"{url}: {what}")
     if name in ("PermissionDeniedError", "UnauthenticatedError") or isinstance(
-            error, PermissionError):
+            error, PermissionError) or text.startswith("400"):
+        found = next(each for each in REFUSALS if re.search(each, text))
         return Failed(PERMISSION_DENIED,
-                      f"{url}: the store refuses ({text[:300]}): the credentials of the broker's "
-                      "environment do not read it, or they have expired")
+                      f"{url}: the store refuses ({text}): {REFUSALS[found]}",
+                      expired="Expired" in found or name == "UnauthenticatedError")
     if name == "PreconditionError":
         return Failed(DATA_LOSS, f"{url}: the object has changed since it was opened")
+    if name == "NotSupportedError":
+        return Failed(INVALID_ARGUMENT,
+                      f"{url}: the server cannot do what is asked ({text}): files are read in "
+                      "parts, by requests with a range, as nginx, Apache and object stores "
+                      "answer them")
     return None
 
 
+# Where a reason alone does not say what to do.
+HINTS = {"failed to lookup": "the host's name is not known: check it, and this host's DNS",
+         "refused": "nothing listens there: check the address (AWS_ENDPOINT_URL and the like)",
+         "": "check the network and the store"}
+
+
+def timed_out(url, error, tries, seconds):
+    text = reason(error)
+    hint = next(HINTS[each] for each in HINTS if each in text)
+    return Failed(UNAVAILABLE,
+                  f"{url}: no good answer in {seconds:.0f} s, of {tries} "
+                  f"{'tries' if tries > 1 else 'try'} (the last one: {text}): {hint}; "
+                  f"PENSTOCK_STORE_TIMEOUT_S (now {RANGE_TIMEOUT_S}) waits longer")
+
+
 def is_throttled(error):
-    return re.search(r"\b(429|503)\b|SlowDown|Too Many Requests", str(error)) is not None
+    return re.search(r"status code: (429|503)\b|SlowDown|Too Many Requests",
+                     str(error)) is not None
+
+
+def is_closed(error):
+    """The server has closed a connection that was idle, maybe."""
+    return re.search(r"SendRequest,.*(IncompleteMessage|ConnectionReset|BrokenPipe)",
+                     str(error), re.S) is not None
 
 
 # ---- stores
+
+
+def milliseconds(seconds):
+    return f"{int(seconds * 1000)}ms"
 
 
 class ObjectStore:
@@ -124,16 +200,30 @@ class ObjectStore:
 
     def __init__(self, root, keys):
         import obstore.store
-        self.obstore = obstore
-        given = {"config": keys}
-        if root.startswith("s3") and not keys and "AWS_ACCESS_KEY_ID" not in os.environ and \
+        self.obstore, self.root, self.keys = obstore, root, keys
+        self.lists = not root.startswith("http")
+        self.connect()
+
+    def connect(self):
+        self.connected_s = time.monotonic()
+        given = {"config": self.keys}
+        if self.root.startswith("s3") and not self.keys and \
+                "AWS_ACCESS_KEY_ID" not in os.environ and \
                 "AWS_SKIP_SIGNATURE" not in os.environ:
             given = self.profile()
-        self.lists = not root.startswith("http")
-        self.store = obstore.store.from_url(
-            root, retry_config={"max_retries": 0}, client_options={
-                "timeout": f"{REQUEST_TIMEOUT_S}s", "connect_timeout": f"{CONNECT_TIMEOUT_S}s",
-                "allow_http": True}, **given)
+        self.store = self.obstore.store.from_url(
+            self.root, retry_config={"max_retries": 0}, client_options={
+                "timeout": milliseconds(REQUEST_TIMEOUT_S),
+                "connect_timeout": milliseconds(CONNECT_TIMEOUT_S),
+                "pool_idle_timeout": f"{IDLE_S}s", "allow_http": True}, **given)
+
+    def renew(self):
+        """Whether there can be other credentials than before: then they are read."""
+        if not self.lists or "AWS_ACCESS_KEY_ID" in os.environ:
+            return False  # those of the environment stay
+        if time.monotonic() > self.connected_s + RENEW_S:
+            self.connect()
+        return True
 
     @staticmethod
     def profile():
@@ -148,7 +238,12 @@ class ObjectStore:
             return {}
 
     async def head(self, path):
-        meta = await self.obstore.head_async(self.store, path)
+        try:
+            meta = await self.obstore.head_async(self.store, path)
+        except Exception as error:
+            if re.search("status code: 40[013]", str(error)):
+                await self.get(path, 0, 1, "")  # which is told why
+            raise
         return meta["size"], version_of(meta)
 
     async def get(self, path, begin, end, version):
@@ -163,8 +258,9 @@ class ObjectStore:
         with open(file, "rb") as data:
             await self.obstore.put_async(self.store, path, data)
 
-    async def list(self, prefix):
-        async for chunk in self.obstore.list(self.store, prefix or None, chunk_size=1000):
+    async def list(self, prefix, after):
+        async for chunk in self.obstore.list(self.store, prefix or None, offset=after,
+                                             chunk_size=1000):
             yield [(meta["path"], meta["size"], version_of(meta)) for meta in chunk]
 
 
@@ -184,6 +280,16 @@ class FsspecStore:
             self.files = fsspec.filesystem(scheme, **keys)
         except (ImportError, ValueError) as error:
             raise Failed(INVALID_ARGUMENT, f"{scheme}://: {error}") from None
+        # Not those of others: one that hangs holds up no other store.
+        self.threads = concurrent.futures.ThreadPoolExecutor(REQUESTS_FIRST)
+
+    def call(self, function, *arguments, **named):
+        return asyncio.get_running_loop().run_in_executor(
+            self.threads, lambda: function(*arguments, **named))
+
+    @staticmethod
+    def renew():
+        return False
 
     @staticmethod
     def version(info):
@@ -193,20 +299,69 @@ class FsspecStore:
         return str(info.get("size"))
 
     async def head(self, path):
-        info = await asyncio.to_thread(self.files.info, path)
+        info = await self.call(self.files.info, path)
         return info["size"], self.version(info)
 
     async def get(self, path, begin, end, version):
-        data = await asyncio.to_thread(self.files.cat_file, path, start=begin, end=end)
+        data = await self.call(self.files.cat_file, path, start=begin, end=end)
         return memoryview(data), None, version
 
     async def put(self, path, file):
-        await asyncio.to_thread(self.files.put_file, file, path)
+        await self.call(self.files.put_file, file, path)
 
-    async def list(self, prefix):
+    async def list(self, prefix, _):
         folder = prefix.rpartition("/")[0] or prefix
-        found = await asyncio.to_thread(self.files.find, folder, detail=True)
+        found = await self.call(self.files.find, folder, detail=True)
         yield [(path, info["size"], self.version(info)) for path, info in sorted(found.items())]
+
+
+class Texts:
+    """Many texts, in little memory."""
+
+    def __init__(self):
+        self.bytes, self.ends = bytearray(), array.array("Q")
+
+    def append(self, text):
+        self.bytes += text.encode()
+        self.ends.append(len(self.bytes))
+
+    def encoded(self, i):
+        return bytes(self.bytes[self.ends[i - 1] if i else 0:self.ends[i]])
+
+    def __getitem__(self, i):
+        return self.encoded(i).decode()
+
+
+class Objects:
+    """Those below a folder: their names below it, bytes and versions."""
+
+    def __init__(self):
+        self.names, self.sizes, self.versions = Texts(), array.array("Q"), Texts()
+        self.ordered = True
+
+    def append(self, name, size, version):
+        self.names.append(name)
+        self.sizes.append(size)
+        self.versions.append(version)
+        last = len(self) - 1
+        self.ordered = self.ordered and (
+            last == 0 or self.names.encoded(last - 1) < self.names.encoded(last))
+
+    def __len__(self):
+        return len(self.sizes)
+
+    def finished(self):
+        """With a version, by the bytes of names, as stores list them, or most."""
+        made = self
+        if not self.ordered:
+            made = Objects()
+            for i in sorted(range(len(self)), key=self.names.encoded):
+                made.append(self.names[i], self.sizes[i], self.versions[i])
+        digest = hashlib.sha256()
+        for i, size in enumerate(made.sizes):
+            digest.update(repr((made.names[i], size, made.versions[i])).encode())
+        made.version = digest.hexdigest()
+        return made
 
 
 OBSTORE_SCHEMES = {"s3", "s3a", "gs", "az", "adl", "azure", "abfs", "abfss", "http", "https"}
@@ -244,6 +399,7 @@ class Stores:
         self.sections = sections  # None: all addresses, as the environment says
         self.of_root = {}
         self.listed = {}  # url: (size, version, when)
+        self.lists = self.listing = 0  # under way; objects of these so far
 
     def find(self, url):
         """The store of an address, and the path in it."""
@@ -254,13 +410,22 @@ class Stores:
             root = f"{scheme}://{place}"
             if not place or not (path or url.endswith("/")):
                 raise Failed(INVALID_ARGUMENT, f"{url}: wanted {scheme}://bucket/key")
+            if "?" in path and scheme.startswith("http"):
+                raise Failed(INVALID_ARGUMENT,
+                             f"{without_secrets(url)}: an address with a query cannot be read: "
+                             "name the object as s3://, gs:// or az://, with credentials")
+            # It would find another object, or complain for ever.
+            if re.search(r"(^|/)(\.{0,2})/|(^|/)\.{1,2}$|[\x00-\x1f\x7f]", path):
+                raise Failed(INVALID_ARGUMENT,
+                             f"{url!r}: no object of such a name can be read: with an empty part, "
+                             "'.' or '..' between slashes, or a control character")
             make = ObjectStore
         else:
             root, path, make = scheme, rest, FsspecStore
         if (root, section) not in self.of_root:
             try:
                 keys = self.sections.keys[section] if self.sections else {}
-                self.of_root[root, section] = make(root, keys)
+                store = make(root, keys)
             except ImportError as error:
                 who = "fetcher (penstock-fetch.service)" if self.sections else "broker"
                 raise Failed(FAILED_PRECONDITION,
@@ -270,30 +435,63 @@ class Stores:
                     raise
                 raise Failed(INVALID_ARGUMENT, f"{self.sections.path}, [{section}]: "
                              f"{type(error).__name__}: {error}") from None
+            store.requests = Requests()
+            self.of_root[root, section] = store
         return self.of_root[root, section], path
+
+    def requests(self):
+        return [store.requests for store in self.of_root.values()]
+
+    async def objects(self, url, store, prefix):
+        """(key, bytes, version) of those below a prefix, in chunks. After a fault it goes on
+        behind the last one."""
+        last = chunks = None
+
+        async def following():
+            nonlocal chunks
+            chunks = chunks or store.list(prefix, last)
+            try:
+                return await chunks.__anext__()
+            except StopAsyncIteration:
+                return None
+            except BaseException:
+                chunks = None
+                raise
+
+        self.lists += 1
+        try:
+            while chunk := await retried(url, store, following):
+                last = chunk[-1][0]
+                self.listing += len(chunk)
+                yield chunk
+        finally:
+            self.lists -= 1
+            self.listing *= self.lists > 0
 
     async def head(self, url):
         known = self.listed.get(url)
         if known and time.monotonic() - known[2] < LISTED_S:
             return known[:2]
         store, path = self.find(url)
-        return await retried(url, lambda: store.head(path))
+        async with store.requests.heads:
+            return await retried(url, store, lambda: store.head(path))
 
     async def list_folder(self, url):
-        """Objects below a folder: (name below it, bytes, version), in byte order."""
+        """Objects below a folder."""
         store, path = self.find(url)
         if not store.lists:
             raise Failed(INVALID_ARGUMENT, f"{url}: a web server lists no files: use a source "
                          "of files, such as webdataset")
-        found = []
-        async for chunk in store.list(path):
-            found += [(key[len(path):], size, version) for key, size, version in chunk
-                      if key.startswith(path) and not key.endswith("/")]
+        found = Objects()
+        async for chunk in self.objects(url, store, path):
+            for key, size, version in chunk:
+                if key.startswith(path) and not key.endswith("/"):
+                    found.append(key[len(path):], size, version)
             if len(found) > LISTED_MAX:
                 raise Failed(INVALID_ARGUMENT, f"{url}: more than {LISTED_MAX:,} objects")
         if not found:
             raise Failed(NOT_FOUND, f"{url}: there are no objects")
-        return sorted(found, key=lambda each: each[0].encode())
+        return await asyncio.to_thread(found.finished)
 
     async def list(self, pattern):
         """Objects that match, in byte order; '*' matches no '/'."""
@@ -308,7 +506,7 @@ class Stores:
             for part in path.split("/")) + r"\Z")
         root = pattern[:len(pattern) - len(path)]
         found, seen, now = [], 0, time.monotonic()
-        async for chunk in store.list(prefix):
+        async for chunk in self.objects(pattern, store, prefix):
             seen += len(chunk)
             if seen > LISTED_MAX:
                 raise Failed(INVALID_ARGUMENT,
@@ -325,31 +523,49 @@ class Stores:
         return sorted(found, key=str.encode)
 
 
-async def retried(url, get, counts=None):
+async def retried(url, store, get):
     """What get() returns, in the time of a range."""
-    # Servers close connections while a request is on its way: the first is sent again at
-    # once.
-    begun, wait = time.monotonic(), 0
+    requests = store.requests
+    begun, wait, tries = time.monotonic(), 0, 0
     while True:
+        limit = RANGE_TIMEOUT_S if requests.answered else FIRST_TIMEOUT_S
+        left = begun + limit - time.monotonic()
         try:
-            return await asyncio.wait_for(get(), REQUEST_TIMEOUT_S + CONNECT_TIMEOUT_S)
+            found = await asyncio.wait_for(get(), min(left, limit / TRIES_MIN))
+            requests.answered = True
+            return found
         except Exception as error:
             final = failed(url, error)
-            if final:
+            if final and not (final.expired and store.renew()):
                 raise final from None
-            left = begun + RANGE_TIMEOUT_S - time.monotonic()
-            if left <= wait:
-                text = without_secrets(str(error)) or type(error).__name__
-                raise Failed(UNAVAILABLE, f"{url}: the store has not answered well for "
-                             f"{RANGE_TIMEOUT_S} s ({text[:300]})") from None
-            if counts is not None:
-                counts.retry(error)
-            wait = wait or (RETRY_FIRST_S if is_throttled(error) else 0)
+            requests.answered |= "status code: " in str(error)
+            tries += 1
+            seconds = time.monotonic() - begun
+            if limit - seconds <= wait:
+                raise final or timed_out(url, error, tries, seconds) from None
+            # Connections that were idle may be closed by now: once more, at once.
+            if tries > 1 or not is_closed(error):
+                requests.retry(error)
+                wait = wait or (RETRY_FIRST_S if is_throttled(error) else 0)
         await asyncio.sleep(wait * random.uniform(0.5, 1))
         wait = min(max(2 * wait, RETRY_FIRST_S), RETRY_MAX_S)
 
 
 # ---- copies
+
+
+def disk_bytes(file):
+    try:
+        return os.stat(file, follow_symlinks=False).st_blocks * 512
+    except OSError:  # removed meanwhile
+        return 0
+
+
+def modified_ns(file):
+    try:
+        return os.stat(file, follow_symlinks=False).st_mtime_ns
+    except OSError:
+        return 0
 
 
 def punch(descriptor, offset, size):
@@ -358,37 +574,73 @@ def punch(descriptor, offset, size):
         raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
 
 
+def locked(path, flags):
+    """A file that nobody else has locked; None: somebody has, or has removed it."""
+    descriptor = os.open(path, flags | os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW, 0o640)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if os.fstat(descriptor).st_nlink > 0:
+            return descriptor
+    except BlockingIOError:
+        pass
+    os.close(descriptor)
+    return None
+
+
 class Copy:
     """The local copy of one version of an object."""
 
-    def __init__(self, folder, url, size, version):
+    def __init__(self, folder, url, size, version, inode=None):
+        """inode: of the copy that the broker has; None: any that no other process has,
+        which may remove what passes there."""
         self.url, self.bytes, self.version = url, size, version
         self.openings = []
         name = hashlib.sha256(json.dumps([url, size, version]).encode()).hexdigest()[:32]
-        self.path = os.path.join(folder, name)
         self.blocks = -(-size // BLOCK)
-        flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
-        self.lock = os.open(self.path + ".crc", flags, 0o640)
-        sums_bytes = max(4 * self.blocks, 4)
+        self.data = self.lock = None
         try:
-            fcntl.flock(self.lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            self.data = os.open(self.path, flags, 0o640)
+            for i in range(COPIES_MAX):
+                if self.open(os.path.join(folder, f"{name}-{i}"), inode):
+                    break
+            else:
+                raise Failed(UNAVAILABLE, f"{url}: its local copy was removed from {folder} while "
+                             "it was read: attach the job again" if inode else
+                             f"{url}: {COPIES_MAX} brokers have local copies of it in {folder}")
+            sums_bytes = max(4 * self.blocks, 4)
             os.ftruncate(self.lock, sums_bytes)
-            sums = mmap.mmap(self.lock, sums_bytes)
+            # To write a page that the disk has no room for would be SIGBUS.
+            os.posix_fallocate(self.lock, 0, sums_bytes)
             os.utime(self.path + ".crc")
-        except BlockingIOError:
-            # Another broker has it, which may remove what passes there: one for this
-            # process alone, without a name.
-            self.data = os.open(folder, os.O_RDWR | os.O_TMPFILE | os.O_CLOEXEC, 0o600)
-            self.path = f"/proc/{os.getpid()}/fd/{self.data}"
-            sums = mmap.mmap(-1, sums_bytes)
-        os.ftruncate(self.data, size)
-        self.sums = memoryview(sums).cast("I")  # 0: it is not there
-        self.checked = bytearray(self.blocks)  # KEPT or PASSES: it is there, as it was fetched
+            os.ftruncate(self.data, size)
+            self.sums = memoryview(mmap.mmap(self.lock, sums_bytes)).cast("I")
+            self.inode = os.fstat(self.data).st_ino
+        except BaseException:
+            self.close()
+            raise
+        # KEPT or PASSES: it is there, as it was fetched. A sum of 0: it is not there.
+        self.checked = bytearray(self.blocks)
+
+    def open(self, path, inode):
+        self.path = path
+        try:
+            self.lock = locked(path + ".crc", 0 if inode else os.O_CREAT)
+            if self.lock is None:
+                return False
+            self.data = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW |
+                                (0 if inode else os.O_CREAT), 0o640)
+            if inode in (None, os.fstat(self.data).st_ino):
+                return True
+        except FileNotFoundError:
+            if inode is None:
+                raise
+        self.close()
+        return False
 
     def close(self):
-        os.close(self.data)
-        os.close(self.lock)
+        for each in (self.data, self.lock):
+            if each is not None:
+                os.close(each)
+        self.data = self.lock = None
 
     def read_only(self):
         """A descriptor for a broker; while that is open, nobody removes the copy."""
@@ -399,7 +651,9 @@ class Copy:
     def write(self, begin, data, kind):
         """Bytes of blocks; what is missing of the last one, unless it is the file's, is 0."""
         data = bytes(data) + bytes(min(-len(data) % BLOCK, self.bytes - begin - len(data)))
-        os.pwrite(self.data, data, begin)
+        written = 0
+        while written < len(data):  # a disk that gets full takes a part
+            written += os.pwrite(self.data, data[written:], begin + written)
         first = begin // BLOCK
         for i in range(-(-len(data) // BLOCK)):
             self.sums[first + i] = zlib.crc32(data[i * BLOCK:(i + 1) * BLOCK]) or 1
@@ -407,7 +661,10 @@ class Copy:
 
     def check(self, first, end):
         """Which of these blocks, of an earlier process, are as they were fetched."""
-        data = memoryview(os.pread(self.data, (end - first) * BLOCK, first * BLOCK))
+        try:
+            data = memoryview(os.pread(self.data, (end - first) * BLOCK, first * BLOCK))
+        except OSError:
+            data = b""
         for i in range(first, end):
             at = (i - first) * BLOCK
             if (zlib.crc32(data[at:at + BLOCK]) or 1) == self.sums[i]:
@@ -416,10 +673,10 @@ class Copy:
                 self.sums[i] = 0
 
     def remove(self, first, end):
+        punch(self.data, first * BLOCK, (end - first) * BLOCK)
         self.checked[first:end] = bytes(end - first)
         for i in range(first, end):
             self.sums[i] = 0
-        punch(self.data, first * BLOCK, (end - first) * BLOCK)
 
     def size_of(self, first, end):
         return min(end * BLOCK, self.bytes) - first * BLOCK
@@ -433,12 +690,11 @@ class FolderCopy(Copy):
     """The local copy of all objects of a folder, each beginning with a block, in byte
     order of their names."""
 
-    def __init__(self, folder, url, objects):
-        self.names, self.sizes, versions = zip(*objects) if objects else ((), (), ())
-        self.versions = versions
+    def __init__(self, folder, url, objects, inode=None):
+        self.names, self.sizes, self.versions = objects.names, objects.sizes, objects.versions
         self.firsts = array.array("Q", itertools.accumulate(
             (-(-size // BLOCK) for size in self.sizes), initial=0))
-        super().__init__(folder, url, self.firsts[-1] * BLOCK, folder_version(objects))
+        super().__init__(folder, url, self.firsts[-1] * BLOCK, objects.version, inode)
 
     def object_of(self, block):
         i = bisect.bisect_right(self.firsts, block) - 1
@@ -468,80 +724,105 @@ class Opening:
                        "error": [told.code, str(told)]})
 
 
-def folder_version(objects):
-    digest = hashlib.sha256()
-    for each in objects:
-        digest.update(repr(each).encode())
-    return digest.hexdigest()
-
-
 class Folder:
     """All copies, and the room they have."""
 
     def __init__(self, path):
         self.path = path
-        os.makedirs(path, mode=0o700, exist_ok=True)
-        status = os.stat(path)
-        if status.st_uid != os.geteuid():
-            raise Told(f"{path} belongs to user {status.st_uid}: set PENSTOCK_CACHE_DIR")
-        self.used = sum(each.stat().st_blocks * 512 for each in os.scandir(path))
+        try:
+            os.makedirs(path, mode=0o700, exist_ok=True)
+            status = os.stat(path)
+            if status.st_uid != os.geteuid():
+                raise Told(f"{path} belongs to user {status.st_uid}: set PENSTOCK_CACHE_DIR")
+            with tempfile.TemporaryFile(dir=path, buffering=0) as probe:
+                if probe.write(bytes(2 * BLOCK)):
+                    punch(probe.fileno(), 0, BLOCK)
+        except OSError as error:
+            if error.errno not in FULL:
+                raise Told(f"{path}: {error.strerror}: wanted a folder for local copies of objects,"
+                           " on a file system that can remove parts of files (ext4, xfs, btrfs, "
+                           "tmpfs): set PENSTOCK_CACHE_DIR") from None
+        self.descriptor = os.open(path, os.O_PATH | os.O_CLOEXEC)  # even if it is removed
+        self.used = sum(map(disk_bytes, os.scandir(path)))
+        self.passing = 0  # of these
+        self.coming = 0  # of what is requested
+        self.looked_s = 0  # when no copy was left to remove
         self.default_room = self.used + self.free() // 2
         self.given_room = 0
 
     def free(self):
-        status = os.statvfs(self.path)
+        status = os.fstatvfs(self.descriptor)
         return status.f_bavail * status.f_frsize
 
     @property
     def room(self):
-        return self.given_room or self.default_room
+        return min(self.given_room or self.default_room, self.used + self.free())
 
     @property
     def kept_room(self):
         return self.room - min(self.room // PASSING_SHARE, PASSING_MAX)
 
+    def has_space(self, size, urgent):
+        """Whether the disk takes so many bytes more. Rows that are next need the rest: those
+        behind them, which are let go after them, leave the half of what is for passing."""
+        left = 0 if urgent else (self.room - self.kept_room) // 2
+        return self.free() - self.coming - size >= left
+
     def keeps(self, size):
         """Whether so many bytes more are kept."""
-        limit = self.kept_room
-        if self.used + size > limit:
-            self.remove_unused(self.used + size - limit)
-        return self.used + size <= limit
+        more = self.used - self.passing + size - self.kept_room
+        return more <= 0 or self.remove_unused(more) >= more
 
     def remove_unused(self, wanted):
-        """Copies that no broker has open, the longest unused ones first."""
-        names = [each for each in os.scandir(self.path) if each.name.endswith(".crc")]
-        for each in sorted(names, key=lambda each: each.stat().st_mtime):
-            path = each.path.removesuffix(".crc")
+        """Copies that no broker has open, the longest unused ones first. Returns their
+        bytes."""
+        now = time.monotonic()
+        if now < self.looked_s + LOOK_S:
+            return 0
+        removed = 0
+        try:
+            names = [each.path for each in os.scandir(self.path)
+                     if re.fullmatch(r"[0-9a-f]{32}-\d+\.crc", each.name)]
+        except OSError:
+            return 0
+        for lock in sorted(names, key=modified_ns):
+            path = lock.removesuffix(".crc")
             held = []
             try:
-                for name in (each.path, path):  # of a process that fetches, of a broker
-                    held.append(os.open(name, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW))
-                    fcntl.flock(held[-1], fcntl.LOCK_EX | fcntl.LOCK_NB)
-                taken = sum(os.fstat(one).st_blocks for one in held) * 512
-                os.unlink(path)
-                os.unlink(each.path)
-                self.used -= taken
-                wanted -= taken
-            except (BlockingIOError, FileNotFoundError):
-                continue
+                for name in (lock, path):  # of a process that fetches, of a broker
+                    held.append(locked(name, 0))
+                if None not in held:
+                    removed += disk_bytes(lock) + disk_bytes(path)
+                    os.unlink(path)
+                    os.unlink(lock)
+            except OSError:
+                pass  # not a copy, or another broker removes it
             finally:
                 for one in held:
-                    os.close(one)
-            if wanted <= 0:
-                return
+                    if one is not None:
+                        os.close(one)
+            if removed >= wanted:
+                break
+        else:
+            self.looked_s = now
+        self.used -= removed
+        return removed
 
 
 # ---- fetching
 
 
 class Requests:
-    """How many requests are sent at once: more while that brings more bytes, fewer when
-    the store says so."""
+    """What is asked of one store, and how many requests are sent to it at once: more while
+    that brings more bytes, fewer when the store says so."""
 
     def __init__(self):
-        self.limit, self.running, self.waiting = REQUESTS_FIRST, 0, []
-        self.order = itertools.count()
+        self.limit, self.running = REQUESTS_FIRST, 0
+        self.soon, self.later = deque(), deque()  # of pieces
+        self.answered = False
+        self.heads = asyncio.Semaphore(HEADS_MAX)
         self.bytes = self.sent = self.retries = self.throttled = self.hedged = 0
+        self.bytes_tuned = self.begun_s = 0
         self.durations = deque(maxlen=64)
         self.best, self.before = 0.0, None  # before the limit was raised
         self.hold_s = self.halved_s = 0.0
@@ -552,23 +833,25 @@ class Requests:
             self.throttled += 1
             now = time.monotonic()
             if now > self.halved_s + 1:  # answers to those that were sent before
-                self.limit, self.before = max(1, self.limit // 2), None
+                self.limit, self.before = max(REQUESTS_MIN, self.limit // 2), None
                 self.halved_s, self.hold_s = now, now + 10
 
-    def tune(self, rate):
-        """rate: bytes a second, of the last TUNE_S."""
-        now = time.monotonic()
+    def tune(self):
+        """Bytes a second, of the last TUNE_S."""
+        rate = (self.bytes - self.bytes_tuned) / TUNE_S
+        self.bytes_tuned, now = self.bytes, time.monotonic()
         if self.running < self.limit or now < self.hold_s:
-            return
-        if self.before and rate < self.best * GAIN:  # more brought nothing: as before
+            pass
+        elif self.before and rate < self.best * GAIN:  # more brought nothing: as before
             self.limit, self.before, self.hold_s = self.before, None, now + 5
-            return
-        self.best, self.before = rate, self.limit
-        self.limit = min(REQUESTS_MAX, self.limit + self.limit // 2 + 1)
+        else:
+            self.best, self.before = rate, self.limit
+            self.limit = min(REQUESTS_MAX, self.limit + self.limit // 2 + 1)
+        return rate
 
     def hedge_s(self):
         if self.hedged > HEDGED_MAX * self.sent + 1:
-            return None
+            return RANGE_TIMEOUT_S  # none is sent
         if len(self.durations) < 16:
             return HEDGE_FIRST_S
         return max(HEDGE_MIN_S, HEDGE_TIMES * sorted(self.durations)[len(self.durations) // 2])
@@ -598,6 +881,8 @@ class Link:
         self.loop.add_reader(connection, self.receive)
 
     def answer(self, packet, descriptor=None):
+        if self.connection.fileno() < 0:
+            return
         if not self.answers:
             self.loop.add_writer(self.connection, self.send)
         self.answers.append((packet, descriptor))
@@ -627,7 +912,7 @@ class Link:
                 packet = self.connection.recv(MESSAGE_MAX)
             except BlockingIOError:
                 return
-            except ConnectionError:
+            except OSError:
                 packet = b""
             if not packet:
                 self.end()
@@ -653,6 +938,14 @@ class Link:
                 else:
                     self.fetcher.want(opening, first, end, kind == HURRY)
 
+    def open(self, copy):
+        opening = Opening(self, next(self.numbers), copy)
+        if self.connection.fileno() < 0:  # it ended meanwhile
+            self.fetcher.close(opening)
+            raise Failed(UNAVAILABLE, "the broker has ended")
+        self.openings[opening.number] = opening
+        return opening
+
     def end(self):
         if self.owner:
             os._exit(0)
@@ -674,9 +967,8 @@ class Fetcher:
         self.links = set()
         self.stores = Stores(Sections(options["stores"]) if "stores" in options else None)
         self.folder = Folder(options["folder"])
-        self.copies = {}  # (url, version): Copy
-        self.requests = Requests()
-        self.soon, self.later = deque(), deque()  # of pieces
+        self.copies, self.open_bytes = {}, 0  # (url, version): copies; bytes of all
+        self.told = False  # that not all is kept
         self.coming = {}  # (copy, block): its piece
         self.loop = asyncio.get_running_loop()
         self.tasks = set()
@@ -705,9 +997,11 @@ class Fetcher:
                     link.say({"call": call, "urls": packet, "more": bool(urls)})
                     if not urls:
                         return
+            if message.get("room"):
+                self.folder.given_room = max(self.folder.given_room, message["room"])
             if message.get("version", "").endswith("/"):
                 objects = await self.stores.list_folder(message["version"])
-                link.say({"call": call, "version": folder_version(objects)})
+                link.say({"call": call, "version": objects.version})
                 return
             if "version" in message:
                 self.stores.listed.pop(message["version"], None)
@@ -721,66 +1015,101 @@ class Fetcher:
                 await store.put(path, message["from"])
                 link.say({"call": call})
                 return
-            if message.get("room"):
-                self.folder.given_room = max(self.folder.given_room, message["room"])
+            if "inode" in message:  # it was open when a former process had it
+                self.stores.find(message.get("open") or message["folder"])[0] \
+                    .requests.answered = True
             if "folder" in message:
                 objects = await self.stores.list_folder(message["folder"])
-                copy = self.copy_of(message["folder"], folder_version(objects),
-                                    lambda: FolderCopy(self.folder.path, message["folder"],
-                                                       objects))
+                copy = self.open(FolderCopy, message["folder"], objects.version, objects,
+                                 inode=message.get("inode"))
+                opening = link.open(copy)
                 begin = 0
                 while begin < len(objects):
                     end, size = begin, 0
                     while end < len(objects) and size < PACKET:
-                        size += len(copy.names[end].encode()) + 32
+                        size += len(objects.names.encoded(end)) + 32
                         end += 1
-                    link.say({"call": call, "names": copy.names[begin:end],
-                              "sizes": copy.sizes[begin:end], "more": True})
+                    link.say({"call": call,
+                              "names": [objects.names[i] for i in range(begin, end)],
+                              "sizes": objects.sizes[begin:end].tolist(), "more": True})
                     begin = end
+                    while len(link.answers) > ANSWERS_MAX:
+                        await asyncio.sleep(ANSWERS_S)
                 version = copy.version
             else:
                 size, version = await self.stores.head(message["open"])
-                url = message["open"]
-                copy = self.copy_of(url, f"{size} {version}",
-                                    lambda: Copy(self.folder.path, url, size, version))
+                copy = self.open(Copy, message["open"], f"{size} {version}", size, version,
+                                 inode=message.get("inode"))
+                opening = link.open(copy)
                 version = f"{size} {version}"
-            opening = Opening(link, next(link.numbers), copy)
-            link.openings[opening.number] = opening
-            all_bytes = sum(each.bytes for each in self.copies.values())
-            keeps = "open" in message and \
-                all_bytes <= self.folder.kept_room
+            kept = self.folder.kept_room
+            if self.open_bytes > kept and not self.told:
+                self.told = True
+                print(f"penstock: {self.open_bytes} bytes of objects of stores are open, and local "
+                      f"copies have room for {kept}: the rest is fetched in each pass (`cache: "
+                      "{files: SIZE}` lets them take more, PENSTOCK_CACHE_DIR moves them)",
+                      file=sys.stderr, flush=True)
             link.say({"call": call, "copy": opening.number, "bytes": copy.bytes,
                       "version": version, "path": copy.path,
-                      "unit": UNIT if keeps else BLOCK,
+                      "unit": UNIT if "open" in message and self.open_bytes <= kept else BLOCK,
                       "ahead": min(self.folder.room // PASSING_SHARE, AHEAD_MAX)},
                      copy.read_only())
         except Exception as error:
             url = next(message[key] for key in ("open", "list", "version", "put", "folder")
                        if key in message)
-            told = failed(url, error) or Failed(UNAVAILABLE, f"{url}: {error}")
-            link.say({"call": call, "error": [told.code, str(told)]})
+            told = failed(url, error) or Failed(UNAVAILABLE, f"{url}: {reason(error)}")
+            # Who attaches would take it for the broker, and wait until that is back.
+            code = FAILED_PRECONDITION if told.code == UNAVAILABLE else told.code
+            link.say({"call": call, "error": [code, str(told)]})
 
-    def copy_of(self, url, version, make):
-        """The copy, which all that open it share."""
-        if (url, version) not in self.copies:
-            self.copies[url, version] = make()
-            self.copies[url, version].key = url, version
-        return self.copies[url, version]
+    def open(self, kind, url, version, *arguments, inode=None):
+        """The copy, which all that open it share. inode: that of the one that a broker has."""
+        for copy in self.copies.get((url, version), ()):
+            if inode in (None, copy.inode):
+                return copy
+        while True:
+            try:
+                os.makedirs(self.folder.path, mode=0o700, exist_ok=True)  # removed meanwhile
+                copy = kind(self.folder.path, url, *arguments, inode=inode)
+                break
+            except OSError as error:
+                if error.errno not in FULL:
+                    raise Failed(UNAVAILABLE, f"{error.filename or self.folder.path}: "
+                                 f"{error.strerror}: set PENSTOCK_CACHE_DIR") from None
+                if not self.folder.remove_unused(1):
+                    raise Failed(RESOURCE_EXHAUSTED, self.no_space()) from None
+        copy.key, copy.requests = (url, version), self.stores.find(url)[0].requests
+        self.copies.setdefault(copy.key, []).append(copy)
+        self.open_bytes += copy.bytes
+        return copy
 
     def close(self, opening):
         copy = opening.copy
         copy.openings.remove(opening)
         self.remove_passed(copy, opening.passing)
-        if not copy.openings:
+        if copy.openings:
+            return
+        self.folder.passing -= copy.checked.count(PASSES) * BLOCK  # those that stay
+        self.open_bytes -= copy.bytes
+        self.copies[copy.key].remove(copy)
+        if not self.copies[copy.key]:
             del self.copies[copy.key]
-            copy.close()
+        copy.close()
+
+    def no_space(self):
+        return (f"{self.folder.path}: no space is left for what is fetched: make room, let the "
+                "copies take less (`cache: {files: SIZE}`), or set PENSTOCK_CACHE_DIR")
 
     def use(self, rate):
-        requests = self.requests
-        return {"bytes": requests.bytes, "bytes_per_s": int(rate), "requests": requests.sent,
-                "at_once": requests.limit, "in_flight": requests.running,
-                "queued": len(self.soon) + len(self.later), "retries": requests.retries,
-                "throttled": requests.throttled, "hedged": requests.hedged,
+        stores = self.stores.requests()
+
+        def total(name):
+            return sum(getattr(each, name) for each in stores)
+        return {"bytes": total("bytes"), "bytes_per_s": int(rate), "requests": total("sent"),
+                "at_once": total("limit"), "in_flight": total("running"),
+                "queued": sum(len(each.soon) + len(each.later) for each in stores),
+                "retries": total("retries"), "throttled": total("throttled"),
+                "hedged": total("hedged"), "listing": self.stores.listing,
                 "copies_bytes": self.folder.used, "copies_room_bytes": self.folder.room}
 
     # -- ranges
@@ -817,35 +1146,65 @@ class Fetcher:
                 piece = Piece(opening, begin, block, urgent)
                 for each in range(begin, block):
                     self.coming[copy, each] = piece
-                (self.soon if urgent else self.later).append(piece)
-        self.pump()
+                (copy.requests.soon if urgent else copy.requests.later).append(piece)
+        self.pump(copy.requests)
 
     def promote(self, copy, first, end):
         for piece in {self.coming.get((copy, block)) for block in range(first, end)}:
-            if piece and not piece.begun and not piece.urgent:
+            if piece and not piece.urgent:
                 piece.urgent = True
-                self.soon.append(piece)
-        self.pump()
+                if not piece.begun:
+                    copy.requests.soon.append(piece)
+        self.pump(copy.requests)
 
-    def pump(self):
-        while self.requests.running < self.requests.limit and (self.soon or self.later):
-            piece = (self.soon or self.later).popleft()
+    def pump(self, requests):
+        while requests.running < requests.limit and (requests.soon or requests.later):
+            queue = requests.soon or requests.later
+            size = queue[0].copy.size_of(queue[0].first, queue[0].end)
+            # In the order of the rows: else those that are next could wait for the space of
+            # others behind them, for ever.
+            if not queue[0].begun and not self.folder.has_space(size, queue[0].urgent) and \
+                    not self.folder.remove_unused(size):
+                return
+            piece = queue.popleft()
             if not piece.begun:
-                piece.begun = True
-                self.requests.running += 1
+                piece.begun, requests.begun_s = True, time.monotonic()
+                requests.running += 1
+                self.folder.coming += size
                 self.start(self.fetch(piece))
 
+    def look(self):
+        """Begins what has space by now, and ends what has had none for long."""
+        for requests in self.stores.requests():
+            self.pump(requests)
+            queue = requests.soon or requests.later
+            if requests.running or not queue:
+                requests.begun_s = time.monotonic()
+            elif time.monotonic() > requests.begun_s + RANGE_TIMEOUT_S:
+                piece = queue.popleft()
+                piece.begun = True
+                self.fail(piece, Failed(RESOURCE_EXHAUSTED, self.no_space()))
+                self.forget(piece)
+
     async def request(self, piece):
-        copy, requests = piece.copy, self.requests
-        url, bytes_of, version_of_copy, first, _ = copy.object_of(piece.first)
+        requests = piece.copy.requests
+        url, bytes_of, version_of_copy, first, _ = piece.copy.object_of(piece.first)
         begin = (piece.first - first) * BLOCK
         end = min((piece.end - first) * BLOCK, bytes_of)
         store, path = self.stores.find(url)
         requests.sent += 1
         begun = time.monotonic()
-        data, size, version = await store.get(path, begin, end, version_of_copy)
-        if size not in (None, bytes_of) or version != version_of_copy:
-            raise Failed(DATA_LOSS, f"{url}: the object has changed since it was opened")
+        try:
+            data, size, version = await store.get(path, begin, end, version_of_copy)
+        except Exception as error:
+            if type(error).__name__ != "PreconditionError" and "status code: 416" not in str(error):
+                raise
+            version = None
+        if version != version_of_copy or size not in (None, bytes_of):
+            # Or a cache between has answered, of another time.
+            if await store.head(path) != (bytes_of, version_of_copy):
+                raise Failed(DATA_LOSS, f"{url}: the object has changed since it was opened")
+            raise OSError("an answer of another version than the object has")
         if len(data) != end - begin:
             raise OSError(f"{len(data)} bytes came of {end - begin}")
         requests.durations.append(time.monotonic() - begun)
@@ -854,82 +1213,103 @@ class Fetcher:
 
     async def hedged(self, piece):
         """The first answer of two requests, if one takes long."""
-        first = self.loop.create_task(self.request(piece))
-        # While others queue, the link is busy, and a second request makes it busier.
-        queued = bool(self.soon or self.later)
-        after = None if queued and not piece.urgent else self.requests.hedge_s()
-        done, _ = await asyncio.wait([first], timeout=after)
-        if done:
-            return first.result()
-        self.requests.hedged += 1
-        both = [first, self.loop.create_task(self.request(piece))]
+        requests, begun = piece.copy.requests, time.monotonic()
+        tasks = [self.loop.create_task(self.request(piece))]
         try:
             while True:
-                done, left = await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
+                done, left = await asyncio.wait(
+                    tasks, timeout=requests.hedge_s() if len(tasks) == 1 else None,
+                    return_when=asyncio.FIRST_COMPLETED)
                 for each in done:
                     if not each.exception() or not left:
                         return each.result()
-                both = list(left)
+                # While others queue, the link is busy, and a second request makes it busier.
+                waits = piece.urgent or not (requests.soon or requests.later)
+                if done:
+                    tasks = list(left)
+                elif waits or time.monotonic() - begun > HEDGE_TIMES * requests.hedge_s():
+                    requests.hedged += 1
+                    tasks.append(self.loop.create_task(self.request(piece)))
         finally:
-            for each in both:
+            for each in tasks:
                 each.cancel()
 
     async def fetch(self, piece):
         copy = piece.copy
         url = copy.object_of(piece.first)[0]
         try:
-            if not copy.openings:
+            try:
+                if not copy.openings:
+                    return  # closed
+                data = await retried(url, self.stores.find(url)[0], lambda: self.hedged(piece))
+            finally:
+                copy.requests.running -= 1
+                self.pump(copy.requests)
+            kind = await self.store(copy, piece, data)
+            if kind is None:
                 return
-            data = await retried(url, lambda: self.hedged(piece), self.requests)
-            if not copy.openings:
-                return
-            kind = KEPT if self.folder.keeps(len(data)) else PASSES
-            await self.store(copy, piece, data, kind)
             for opening in piece.askers & set(copy.openings):
                 opening.tell(kind, piece.first, piece.end)
             if kind == PASSES:  # of those that have closed it meanwhile
                 self.remove_passed(copy, range(piece.first, piece.end))
         except Exception as error:
-            told = failed(url, error) or Failed(UNAVAILABLE, f"{url}: {error}")
-            for opening in piece.askers & set(copy.openings):
-                opening.tell_failure(piece.first, piece.end, told)
+            self.fail(piece, failed(url, error) or
+                      Failed(UNAVAILABLE, f"{url}: {reason(error)}"))
         finally:
-            for each in range(piece.first, piece.end):
-                self.coming.pop((copy, each), None)
-            self.requests.running -= 1
-            self.pump()
+            self.folder.coming -= copy.size_of(piece.first, piece.end)
+            self.forget(piece)
 
-    async def store(self, copy, piece, data, kind):
-        begun = time.monotonic()
+    def fail(self, piece, told):
+        for opening in piece.askers & set(piece.copy.openings):
+            opening.tell_failure(piece.first, piece.end, told)
+
+    def forget(self, piece):
+        for each in range(piece.first, piece.end):
+            self.coming.pop((piece.copy, each), None)
+
+    async def store(self, copy, piece, data):
+        """KEPT or PASSES; None: nobody has the copy open any more."""
+        waited = 0
         while copy.openings:
+            kind = KEPT if self.folder.keeps(len(data)) else PASSES
             try:
                 copy.write(piece.first * BLOCK, data, kind)
-                self.folder.used += len(data)
-                return
             except OSError as error:
-                if error.errno not in (28, 122):  # ENOSPC, EDQUOT
-                    raise Failed(UNAVAILABLE, f"{copy.path}: {error.strerror}") from None
-                # What passes makes room soon.
-                self.folder.remove_unused(len(data))
-                self.folder.given_room = self.folder.used
-                if time.monotonic() - begun > RANGE_TIMEOUT_S:
-                    raise Failed(RESOURCE_EXHAUSTED,
-                                 f"{self.folder.path}: no space is left for what is fetched: "
-                                 "make room, or set PENSTOCK_CACHE_DIR") from None
+                if error.errno not in FULL:
+                    raise Failed(UNAVAILABLE, f"{copy.path}: {error.strerror}: set "
+                                 "PENSTOCK_CACHE_DIR") from None
+                # What passes makes room soon; a part of this would take it from others.
+                copy.remove(piece.first, piece.end)
+                if not self.folder.remove_unused(len(data)):
+                    self.folder.given_room = self.folder.used  # a quota has no other sign
+                if waited > RANGE_TIMEOUT_S:
+                    raise Failed(RESOURCE_EXHAUSTED, self.no_space()) from None
+                waited += RETRY_FIRST_S
                 await asyncio.sleep(RETRY_FIRST_S)
+                continue
+            self.folder.used += len(data)
+            if kind == PASSES:
+                self.folder.passing += (piece.end - piece.first) * BLOCK
+            return kind
+        return None
 
     def give_up(self, opening, first, end):
         blocks = opening.passing.intersection(range(first, end))
         opening.passing -= blocks
         self.remove_passed(opening.copy, blocks)
+        self.pump(opening.copy.requests)
 
     def remove_passed(self, copy, blocks):
         """Those that pass, and that nobody holds any more."""
         unheld = sorted(block for block in blocks if copy.checked[block] == PASSES and
                         not any(block in opening.passing for opening in copy.openings))
         for begin, end in runs(unheld):
-            copy.remove(begin, end)
+            try:
+                copy.remove(begin, end)
+            except OSError:
+                continue  # they stay
             self.folder.used -= copy.size_of(begin, end)
+            self.folder.passing -= (end - begin) * BLOCK
 
 
 def runs(numbers):
@@ -947,11 +1327,11 @@ async def run(options, listener, link=None):
         fetcher.loop.add_reader(listener, fetcher.accept, listener)
     if link:
         fetcher.links.add(Link(fetcher, link, owner=True))
-    before, use = 0, None
+    use = None
     while True:
         await asyncio.sleep(TUNE_S)
-        rate, before = (fetcher.requests.bytes - before) / TUNE_S, fetcher.requests.bytes
-        fetcher.requests.tune(rate)
+        rate = sum(each.tune() for each in fetcher.stores.requests())
+        fetcher.look()
         if use != (use := fetcher.use(rate)):
             for link in fetcher.links:
                 link.say({"use": use})
@@ -993,6 +1373,8 @@ def main():
     options = options_of(sys.argv[1])
     link = socket.socket(fileno=LINK)
     try:
+        if not RANGE_TIMEOUT_S:
+            raise Told(f"PENSTOCK_STORE_TIMEOUT_S is '{TIMEOUT}': wanted whole seconds, from 1")
         Folder(options["folder"])
         listener, other = listen_or_connect(options["folder"])
     except BaseException as error:

@@ -209,7 +209,7 @@ void RemoteFile::AskAgain(uint64_t copy) {
       ++end;
       ++i;
     }
-    AskFor(first, end, Ask::kFetch);
+    AskFor(first, end, Ask::kHurry);  // somebody may wait for it
   }
 }
 

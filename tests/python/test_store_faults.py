@@ -1,0 +1,500 @@
+"""Stores, networks, disks and processes that fail while rows are read from object stores:
+each row comes once, as it lies in the store, or an error says what to do."""
+
+import hashlib
+import json
+import os
+import random
+import re
+import resource
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+
+import numpy as np
+import penstock
+import pytest
+from test_kill_and_resume import kill
+from test_object_stores import (  # noqa: F401 (fixtures)
+    PENSTOCK, bucket, fetchers, fixed, own_broker, records, rows_of, same_records, store)
+from web_server import web_server
+
+pytest.importorskip("obstore")
+
+
+@pytest.fixture
+def broker_of(tmp_path, monkeypatch):
+    """broker_of(name=value, ...): a broker with these in its environment."""
+    started = []
+
+    def start(**environment):
+        environment.setdefault("PENSTOCK_CACHE_DIR", str(tmp_path / "cache"))
+        for name, value in environment.items():
+            monkeypatch.setenv(name, value)
+        context = penstock.broker(workers=2)
+        started.append(context)
+        broker = context.__enter__()
+        monkeypatch.setenv("PENSTOCK_SOCKET", broker.socket)
+        return broker
+
+    yield start
+    for context in started:
+        context.__exit__(None, None, None)
+
+
+def status_of_stores():
+    return json.loads(subprocess.run([PENSTOCK, "status", "--json"], capture_output=True,
+                                     check=True).stdout)["stores"]
+
+
+def objects():
+    return os.path.join(os.environ["PENSTOCK_CACHE_DIR"], "objects")
+
+
+# ---- a thousand faults
+
+FAULTS = {"half": 160, "cut": 150, "short": 100, "range": 100, "etag": 90, "garbage": 90,
+          "reset": 140, 500: 90, 503: 25, 429: 15, 0.02: 30, "stall": 10}
+
+
+def test_a_thousand_faults_and_six_kills(store, broker_of, tmp_path):
+    assert sum(FAULTS.values()) == 1000
+    deadline_s = 60
+    broker = broker_of(PENSTOCK_STORE_TIMEOUT_S=str(deadline_s))
+    data = records(1500, 8192)
+    files = {f"{i}.bin": data[i * 300:(i + 1) * 300].tobytes() for i in range(5)}
+    for name, content in files.items():
+        (tmp_path / name).write_bytes(content)
+
+    def dataset(where):
+        return fixed(where + "/{0..4}.bin", 8192, batch=50, shuffle={"seed": 1}, epochs=2,
+                     cache={"files": "4M"})
+
+    expected = rows_of(dataset(str(tmp_path)))
+    plan = [kind for kind, count in FAULTS.items() for _ in range(count)] + [None] * 1500
+    random.Random(5).shuffle(plan)
+    # Not at opening, nor where a version is asked for: a wrong one is a changed object.
+    store.fault = lambda path, number: plan.pop() if plan and store.headers["Range"] else None
+    store.files = files
+    seen, gaps, told = {}, [], {}
+    with penstock.attach(dataset(store.url), job="faults", timeout_s=120) as reader:
+        before = time.monotonic()
+        for number, batch in enumerate(reader):
+            gaps.append(time.monotonic() - before)
+            seen.setdefault((batch.epoch, batch.step), np.array(batch["value"]))
+            if number == 28:
+                told = status_of_stores()
+                made = store.faults.copy()
+            if number in (30, 34, 42, 46):
+                for pid in fetchers():
+                    os.kill(pid, signal.SIGKILL)
+            if number in (38, 50):
+                assert kill("penstockd\0", os.path.dirname(broker.socket)) == 1
+            before = time.monotonic()
+    assert store.faults.total() == 1000 and not plan
+    assert len(seen) == len(expected) == 60
+    for place, rows in zip(sorted(seen), expected):
+        assert np.array_equal(seen[place], rows), place
+    assert max(gaps) < deadline_s
+    # What the user is told. Of resets, those of a first try may be of idle connections.
+    failed = sum(count for kind, count in made.items() if kind not in ("delay", "stall", "reset"))
+    assert failed > 300
+    assert told["retries"] > failed / 2
+    assert told["throttled"] > 0
+
+
+# ---- stores that do not answer
+
+
+def test_a_store_that_stops_is_an_error_that_says_what_was_tried(store, broker_of):
+    broker_of(PENSTOCK_STORE_TIMEOUT_S="4")
+    data = records(1000, 4096)
+    store.files = {"a.bin": data.tobytes()}
+    dataset = fixed(store.url + "/a.bin", 4096, batch=10, cache={"files": "1M"})
+    store.fault = lambda path, number: "stall" if number > 20 else None
+    rows = []
+    with pytest.raises(penstock.Error, match=(
+            re.escape(store.url) + r"/a\.bin: no good answer in [4-9] s, of [2-9] tries \(the last "
+            r"one: no answer in time\): check the network and the store; PENSTOCK_STORE_TIMEOUT_S "
+            r"\(now 4\) waits longer")), \
+            penstock.attach(dataset, job="stops", timeout_s=60) as reader:
+        for batch in reader:
+            rows.append(np.array(batch["value"]))
+    for number, part in enumerate(rows):
+        assert np.array_equal(part, data[number * 10:number * 10 + 10])
+
+
+def test_a_store_that_stops_holds_up_nobody_else(store, broker_of, tmp_path):
+    broker = broker_of(PENSTOCK_STORE_TIMEOUT_S="600")
+    data = records(1000, 4096)
+    store.files = {"a.bin": data.tobytes()}
+    (tmp_path / "a.bin").write_bytes(data.tobytes())
+    stopped = threading.Event()
+
+    def stall(path, number):
+        if number > 20:
+            stopped.set()
+            return "stall"
+        return None
+    store.fault = stall
+    dataset = fixed(store.url + "/a.bin", 4096, batch=10, cache={"files": "1M"})
+    reader = penstock.attach(dataset, job="stops", timeout_s=60)
+    ended = []
+
+    def read():
+        try:
+            for _ in reader:
+                pass
+        except penstock.Error as error:
+            ended.append(error)
+    thread = threading.Thread(target=read, daemon=True)
+    thread.start()
+    assert stopped.wait(60)
+    with web_server() as other:
+        other.files = store.files
+        for where in (str(tmp_path), other.url):
+            rows = rows_of(fixed(where + "/a.bin", 4096, batch=10))
+            assert np.array_equal(np.concatenate(rows), data)
+    assert thread.is_alive() and not ended
+    begun = time.monotonic()
+    broker.stop()
+    assert time.monotonic() - begun < 60
+
+
+@pytest.mark.parametrize("url, text", [
+    ("http://127.0.0.1:1/a.bin", "Connection refused.*: nothing listens there: check the address"),
+    ("http://no-such-host.invalid/a.bin", "the host's name is not known: check it, and this host's "
+     "DNS")])
+def test_an_address_of_nobody_is_an_error_soon(broker_of, url, text):
+    broker_of(PENSTOCK_STORE_TIMEOUT_S="8")
+    with pytest.raises(penstock.Error, match=re.escape(url) + ": no good answer in [12] s.*" + text):
+        rows_of(fixed(url, 100))
+
+
+def test_a_wrong_time_limit_is_named(broker_of):
+    broker_of(PENSTOCK_STORE_TIMEOUT_S="2min")
+    with pytest.raises(penstock.Error, match="PENSTOCK_STORE_TIMEOUT_S is '2min': wanted whole"):
+        rows_of(fixed("http://127.0.0.1:1/a.bin", 100))
+
+
+# ---- credentials and clocks
+
+
+@pytest.fixture
+def s3(store, monkeypatch):
+    """The web server as a store of one bucket, "data"."""
+    for name in [name for name in os.environ if name.startswith("AWS_")]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("AWS_ENDPOINT_URL", store.url)
+    monkeypatch.setenv("AWS_REGION", "us-east-1")
+    monkeypatch.setenv("AWS_ALLOW_HTTP", "true")
+    return store
+
+
+def refusal(status, code, message):
+    return status, (f"<Error><Code>{code}</Code><Message>{message}</Message>"
+                    "<Token-0>SECRET</Token-0></Error>")
+
+
+EXPIRED = refusal(400, "ExpiredToken", "The provided token has expired.")
+
+
+@pytest.mark.parametrize("fault, text", [
+    (EXPIRED, r"the store refuses \(400, ExpiredToken: The provided token has expired\.\): renew "
+     r"them: those of a profile \(~/\.aws\) are read again, others when the broker starts again"),
+    (refusal(403, "RequestTimeTooSkewed", "Too large."), "the clock of this host differs from the "
+     "store's: set it"),
+    (refusal(403, "AccessDenied", "Access Denied"), r"\(403, AccessDenied: Access Denied\): the "
+     "credentials of the broker's environment do not read it")])
+@pytest.mark.parametrize("requests", [0, 20])
+def test_a_refusal_is_named(s3, broker_of, fault, text, requests):
+    broker_of(AWS_ACCESS_KEY_ID="key", AWS_SECRET_ACCESS_KEY="secret")
+    data = records(1000, 4096)
+    s3.files = {"data/a.bin": data.tobytes()}
+    s3.fault = lambda path, number: fault if number > requests else None
+    with pytest.raises(penstock.Error, match="s3://data/a.bin: .*" + text) as caught:
+        rows_of(fixed("s3://data/a.bin", 4096, batch=10, cache={"files": "1M"}))
+    assert "SECRET" not in str(caught.value)
+
+
+def test_credentials_that_expire_are_read_again(s3, broker_of, tmp_path):
+    pytest.importorskip("boto3")
+    profile = tmp_path / "credentials"
+
+    def give(key):
+        new = tmp_path / "new"
+        new.write_text(f"[default]\naws_access_key_id = {key}\naws_secret_access_key = s\n")
+        new.replace(profile)
+
+    give("FIRST")
+    broker_of(AWS_SHARED_CREDENTIALS_FILE=str(profile), AWS_CONFIG_FILE=str(tmp_path / "none"))
+    data = records(1000, 4096)
+    s3.files = {"data/a.bin": data.tobytes()}
+    refused = []
+
+    def fault(path, number):
+        if number <= 30 or "Credential=SECOND/" in s3.headers["Authorization"]:
+            return None
+        refused.append(number)
+        if len(refused) == 20:
+            give("SECOND")
+        return EXPIRED
+    s3.fault = fault
+    rows = rows_of(fixed("s3://data/a.bin", 4096, batch=10, cache={"files": "1M"}))
+    assert np.array_equal(np.concatenate(rows), data)
+    assert len(refused) >= 20
+
+
+# ---- disks and cache folders
+
+READ = """
+import hashlib, os, sys
+import numpy as np
+import penstock
+spec, filler = sys.argv[1:]
+def fill():
+    with open(os.path.join(os.environ["PENSTOCK_CACHE_DIR"], "filler"), "wb", 0) as file:
+        try:
+            while file.write(bytes(65536)):
+                pass
+        except OSError:
+            pass
+        if filler != "before":  # what passes needs some
+            file.truncate(os.fstat(file.fileno()).st_size - (256 << 10))
+with penstock.broker(workers=2):
+    if filler == "before":
+        fill()
+    digest = hashlib.sha256()
+    with penstock.attach(spec, job="disk", timeout_s=100) as reader:
+        for number, batch in enumerate(reader):
+            digest.update(np.array(batch["value"]).tobytes())
+            if filler == "20" and number == 20:
+                fill()
+    print(digest.hexdigest())
+"""
+
+
+@pytest.mark.parametrize("filler", ["never", "20", "before"])
+def test_a_full_disk(store, tmp_path, filler):
+    data = records(3000, 8192)
+    store.files = {"a.bin": data.tobytes()}
+    spec = tmp_path / "spec.json"
+    spec.write_text(fixed(store.url + "/a.bin", 8192, epochs=2, cache={"files": "1G"}).to_json())
+    (tmp_path / "read.py").write_text(READ)
+    cache = tmp_path / "cache"
+    cache.mkdir()
+    # The broker's own files are elsewhere.
+    script = (f"mount -t tmpfs -o size=8M none {cache} || exit 77; "
+              f"{sys.executable} {tmp_path}/read.py {spec} {filler}")
+    result = subprocess.run(
+        ["unshare", "-Urm", "sh", "-c", script], capture_output=True, text=True, timeout=120,
+        env={**os.environ, "PENSTOCK_CACHE_DIR": str(cache), "PENSTOCK_STORE_TIMEOUT_S": "20"})
+    if result.returncode == 77 or "unshare" in result.stderr:
+        pytest.skip("no tmpfs can be mounted here: " + result.stderr)
+    if filler == "before":
+        assert re.search("objects: no space is left for what is fetched: make room, let the copies "
+                         "take less .*, or set PENSTOCK_CACHE_DIR", result.stderr), result.stderr
+        return
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.split()[-1] == hashlib.sha256(data.tobytes() * 2).hexdigest()
+    # It cannot keep all, and says so.
+    assert re.search(r"24576000 bytes of objects of stores are open, and local copies have room for "
+                     r"\d{7}: the rest is fetched in each pass", result.stderr), result.stderr
+    assert store.sent > 1.5 * data.nbytes
+
+
+def test_a_limit_of_file_sizes(store, tmp_path):
+    store.files = {"a.bin": records(3000, 8192).tobytes()}
+    spec = tmp_path / "spec.json"
+    spec.write_text(fixed(store.url + "/a.bin", 8192).to_json())
+    (tmp_path / "read.py").write_text(READ)
+    result = subprocess.run(
+        [sys.executable, tmp_path / "read.py", spec, "never"],
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (8 << 20, 8 << 20)),
+        capture_output=True, text=True, timeout=120,
+        env={**os.environ, "PENSTOCK_CACHE_DIR": str(tmp_path / "cache")})
+    assert re.search("objects: File too large: set PENSTOCK_CACHE_DIR", result.stderr), \
+        result.stderr
+
+
+def test_a_cache_folder_that_is_none_is_named(store, broker_of, tmp_path):
+    (tmp_path / "cache").mkdir()
+    (tmp_path / "cache" / "objects").write_text("others'")
+    broker_of()
+    store.files = {"a.bin": bytes(1000)}
+    with pytest.raises(penstock.Error, match="cache/objects: File exists: wanted a folder for local "
+                       "copies of objects, on a file system .*: set PENSTOCK_CACHE_DIR"):
+        rows_of(fixed(store.url + "/a.bin", 100))
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root writes everywhere")
+def test_a_cache_folder_that_cannot_be_written_is_named(store, broker_of, tmp_path):
+    (tmp_path / "cache" / "objects").mkdir(parents=True)
+    (tmp_path / "cache" / "objects").chmod(0o500)
+    broker_of()
+    store.files = {"a.bin": bytes(1000)}
+    with pytest.raises(penstock.Error, match="cache/objects: Permission denied: wanted a folder"):
+        rows_of(fixed(store.url + "/a.bin", 100))
+
+
+def copies():
+    return {each for each in os.listdir(objects()) if re.fullmatch(r"[0-9a-f]{32}-\d+", each)}
+
+
+def test_what_others_left_in_the_cache_folder(store, broker_of):
+    data = records(500, 8192)
+    store.files = {f"{i}.bin": data.tobytes() for i in range(3)}
+    broker_of()
+    assert same_records(np.concatenate(rows_of(fixed(store.url + "/0.bin", 8192))), data)
+    first, = copies()
+    junk = {"text": b"others'", "text.crc": b"others'", "0" * 32 + "-0.crc": b""}
+    for name, content in junk.items():
+        with open(os.path.join(objects(), name), "wb") as file:
+            file.write(content)
+    os.mkdir(os.path.join(objects(), "1" * 32 + "-0.crc"))
+    os.symlink("loop", os.path.join(objects(), "loop"))
+    os.mkfifo(os.path.join(objects(), "2" * 32 + "-0.crc"))
+    # There is no room for another: the unused copy goes, what is none stays.
+    for name in ("1.bin", "2.bin"):
+        rows = rows_of(fixed(f"{store.url}/{name}", 8192, cache={"files": "5M"}))
+        assert same_records(np.concatenate(rows), data)
+    assert first not in copies()
+    assert {*junk, "loop", "1" * 32 + "-0.crc"} <= set(os.listdir(objects()))
+    # A copy's name that is another thing.
+    name, = copies()
+    path = os.path.join(objects(), name)
+    os.unlink(path)
+    os.mkdir(path)
+    with pytest.raises(penstock.Error, match=f"{name}: Is a directory: set PENSTOCK_CACHE_DIR"):
+        rows_of(fixed(store.url + "/2.bin", 8192))
+
+
+def test_copies_of_a_killed_fetcher_are_read_when_they_are_whole(store, tmp_path, monkeypatch):
+    monkeypatch.setenv("PENSTOCK_CACHE_DIR", str(tmp_path / "cache"))
+    data = records(2000, 8192)
+    store.files = {"a.bin": data.tobytes()}
+    dataset = fixed(store.url + "/a.bin", 8192, batch=100)
+    with penstock.broker(workers=2) as started:
+        monkeypatch.setenv("PENSTOCK_SOCKET", started.socket)
+        assert np.array_equal(np.concatenate(rows_of(dataset)), data)
+        for pid in fetchers():
+            os.kill(pid, signal.SIGKILL)
+    name, = copies()
+    with open(os.path.join(objects(), name), "r+b") as file:  # some blocks of three
+        for block in range(0, 2000 * 2, 3):
+            file.seek(4096 * block + block % 4096)
+            file.write(b"damage")
+    store.sent = 0
+    with penstock.broker(workers=2) as started:
+        monkeypatch.setenv("PENSTOCK_SOCKET", started.socket)
+        assert np.array_equal(np.concatenate(rows_of(dataset)), data)
+    assert store.sent < data.nbytes / 2
+
+
+def test_a_cache_folder_that_is_removed_under_way(store, broker_of, tmp_path):
+    broker_of()
+    data = records(1000, 8192)
+    store.files = {"a.bin": data.tobytes()}
+    dataset = fixed(store.url + "/a.bin", 8192, batch=10, cache={"files": "2M"})
+    rows = []
+    with penstock.attach(dataset, job="removed", timeout_s=60) as reader:
+        for number, batch in enumerate(reader):
+            rows.append(np.array(batch["value"]))
+            if number == 20:
+                shutil.rmtree(objects())
+    assert np.array_equal(np.concatenate(rows), data)
+    assert np.array_equal(np.concatenate(rows_of(dataset)), data)
+    # No other fetcher finds what this broker reads.
+    with pytest.raises(penstock.Error, match=r"a\.bin: its local copy was removed from .*objects "
+                       "while it was read: attach the job again"), \
+            penstock.attach(dataset, job="again", timeout_s=60) as reader:
+        for number, batch in enumerate(reader):
+            if number == 20:
+                shutil.rmtree(objects())
+                for pid in fetchers():
+                    os.kill(pid, signal.SIGKILL)
+    assert np.array_equal(np.concatenate(rows_of(dataset)), data)
+
+
+def test_a_cache_smaller_than_a_row_goes_on_and_says_so(store, broker_of, capfd):
+    broker_of()
+    data = records(40, 1 << 20)
+    store.files = {"a.bin": data.tobytes()}
+    rows = rows_of(fixed(store.url + "/a.bin", 1 << 20, batch=8, cache={"files": "64K"}))
+    assert np.array_equal(np.concatenate(rows), data)
+    assert re.search("41943040 bytes of objects of stores are open, and local copies have room for "
+                     r"\d+: the rest is fetched in each pass", capfd.readouterr().err)
+
+
+# ---- odd objects
+
+
+@pytest.mark.parametrize("key", ["/a.bin", "b//a.bin", "../a.bin", "b/./a.bin", "b/.."])
+def test_a_name_that_cannot_be_read_is_refused(s3, broker_of, key):
+    broker_of(AWS_ACCESS_KEY_ID="key", AWS_SECRET_ACCESS_KEY="secret")
+    s3.files = {"data/a.bin": b"another object's bytes"}
+    with pytest.raises(penstock.Error, match="no object of such a name can be read: with an empty "
+                       "part"):
+        rows_of(fixed("s3://data/" + key, 1))
+
+
+def test_an_address_with_a_query_is_refused(store, broker_of):
+    broker_of()
+    with pytest.raises(penstock.Error, match=r"a\.bin\?\.\.\.: an address with a query cannot be "
+                       "read") as caught:
+        rows_of(fixed(store.url + "/a.bin?signature=SECRET", 1))
+    assert "SECRET" not in str(caught.value).replace(store.url + "/a.bin?signature=SECRET", "")
+
+
+def test_a_server_without_ranges_is_named(store, broker_of):
+    broker_of()
+    store.files = {"a.bin": bytes(1000)}
+    store.fault = lambda path, number: 200 if number > 1 else None
+    with pytest.raises(penstock.Error, match="the server cannot do what is asked .*Range"):
+        rows_of(fixed(store.url + "/a.bin", 100))
+
+
+def test_an_object_that_vanishes_is_named(store, broker_of):
+    broker_of()
+    data = records(1000, 4096)
+    store.files = {"a.bin": data.tobytes()}
+
+    def vanish(path, number):
+        if number == 20:
+            store.files = {}
+    store.fault = vanish
+    with pytest.raises(penstock.Error, match=r"/a\.bin: there is no such object"):
+        rows_of(fixed(store.url + "/a.bin", 4096, batch=10, cache={"files": "1M"}))
+
+
+def test_an_object_that_shrinks_is_named(store, broker_of):
+    broker_of()
+    store.files = {"a.bin": records(1000, 4096).tobytes()}
+
+    def shrink(path, number):
+        if number == 20:
+            store.files = {"a.bin": bytes(4096)}
+        return 416 if number >= 20 and store.headers["Range"] else None
+    store.fault = shrink
+    with pytest.raises(penstock.Error, match=r"/a\.bin: the object has changed since"):
+        rows_of(fixed(store.url + "/a.bin", 4096, batch=10, cache={"files": "1M"}))
+
+
+def test_an_empty_object_is_as_an_empty_file(store, broker_of, tmp_path):
+    broker_of()
+    data = records(10, 100)
+    store.files = {"0.bin": b"", "1.bin": data.tobytes()}
+    for name, content in store.files.items():
+        (tmp_path / name).write_bytes(content)
+
+    def told(files):
+        try:
+            return np.concatenate(rows_of(fixed(files, 100))).tolist()
+        except penstock.Error as error:
+            return str(error).replace(str(tmp_path), "").replace(store.url, "")
+
+    for files in ("/0.bin", "/{0,1}.bin"):
+        assert told(store.url + files) == told(str(tmp_path) + files)
