@@ -12,6 +12,7 @@
 
 #include "broker/base/log.h"
 #include "broker/io/file_access.h"
+#include "broker/io/stores.h"
 #include "broker/request/requests.h"
 #include "common/message.h"
 #include "common/wake.h"
