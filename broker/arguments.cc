@@ -72,8 +72,12 @@ void DeclareArguments(CommandLine& line, Arguments* arguments) {
   line.AddOption("--out", &arguments->out,
                  "with --write-indexes: a folder, or the address of one")
       .Type("FOLDER");
+  line.AddOption("--try-store", &arguments->try_store,
+                 "read from this object store for some seconds, write what was "
+                 "found to standard output, and exit (for penstock doctor)")
+      .Type("ADDRESS");
   line.AddOption("--seconds", &arguments->seconds,
-                 "with --measure-reads: for how long")
+                 "with --measure-reads and --try-store: for how long")
       .Type("N")
       .InRange(0.1, 3600.0);
   line.AddOption("--world-size", &arguments->replay_options.world_size,

@@ -30,6 +30,7 @@ struct Arguments {
   std::string replay_weights;
   std::string measure_reads;
   std::string write_indexes;
+  std::string try_store;
   std::string out;
   double seconds = 3;
 };

@@ -311,13 +311,46 @@ std::string PathOf(int listener) {
   return error ? address.sun_path : path.string();
 }
 
+StatusOr<std::unique_ptr<Fetcher>> MakeFetcher(
+    const FunctionOptions& functions) {
+  return Fetcher::Make(functions, CacheFolder() + "/objects");
+}
+
 // A private broker has the credentials of its user, a service has none.
 Status UseStores(const FunctionOptions& functions) {
-  const std::string cache = CacheFolder();
-  if (cache.empty()) return OkStatus();
+  if (CacheFolder().empty()) return OkStatus();
   PENSTOCK_ASSIGN_OR_RETURN(std::unique_ptr<Fetcher> fetcher,
-                            Fetcher::Make(functions, cache + "/objects"));
+                            MakeFetcher(functions));
   FileAccess::UseStores(std::move(fetcher));
+  return OkStatus();
+}
+
+// What cannot be tried is told as what is found: for `penstock doctor`.
+Status TryStore(const Arguments& arguments) {
+  PENSTOCK_ASSIGN_OR_RETURN(const Config config, ConfigOf(arguments));
+  UseCacheDir(config);
+  const auto found = [&]() -> StatusOr<nlohmann::json> {
+    if (CacheFolder().empty()) {
+      return FailedPreconditionError(
+          "there is no folder for copies: set PENSTOCK_CACHE_DIR");
+    }
+    PENSTOCK_ASSIGN_OR_RETURN(
+        const FunctionOptions functions,
+        AsConfigured(config, FunctionsOf(config, /*private_broker=*/true)));
+    PENSTOCK_ASSIGN_OR_RETURN(const std::unique_ptr<Fetcher> fetcher,
+                              MakeFetcher(functions));
+    return fetcher->Try(arguments.try_store, arguments.seconds);
+  }();
+  const nlohmann::json json =
+      found.ok()
+          ? *found
+          : nlohmann::json({{"url", arguments.try_store},
+                            {"error",
+                             {{"step", "start"},
+                              {"code", static_cast<int>(found.status().code())},
+                              {"text", found.status().message()}}}});
+  Print(stdout, "{}\n",
+        json.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace));
   return OkStatus();
 }
 
@@ -785,7 +818,8 @@ int Main(int argc, char** argv) {
     return 2;
   }
 
-  const Status status = arguments.replay.empty() &&
+  const Status status = !arguments.try_store.empty() ? TryStore(arguments)
+                        : arguments.replay.empty() &&
                                 arguments.measure_reads.empty() &&
                                 arguments.write_indexes.empty()
                             ? Serve(arguments)

@@ -181,12 +181,38 @@ constexpr AnswerField kJob[] = {
     Maybe("processes", kCount,
           "with a Python function: processes that call it for this job"),
     Maybe("processes_chosen", kText, "why so many, with what was measured"),
+    Maybe("remote", kObject, "what it reads from object stores"),
     Maybe("bottleneck", kObject, "what limits it; in `status` only"),
     Maybe("ranks", kList, "in `status` only"),
     Maybe("parts", kList,
           "of a mix, in `status` only; absent where `select` or `batch.pack` "
           "goes across them"),
     Maybe("producers", kList, "of a stream, in `status` only"),
+};
+
+constexpr AnswerField kRemote[] = {
+    {"bytes", kBytes, "that its rows need, those looked ahead to included",
+     true, ">NEEDED"},
+    {"fetched_bytes", kBytes,
+     "asked of the stores for them, with what lies around; the rest was in "
+     "local copies",
+     true, ">FETCHED"},
+    Maybe("hit_rate", kFraction,
+          "of the bytes that its rows needed in the last seconds, those that "
+          "were not fetched",
+          ">FROM COPIES"),
+    {"hit_rate_all", kFraction, "the same since the job began", true,
+     ">OF ALL"},
+    {"rows_ahead", kCount,
+     "the next rows, up to the first that is not there yet", true,
+     ">ROWS AHEAD"},
+    Maybe("ahead_s", kSeconds,
+          "what these last at the rate of the last seconds; absent: no row is "
+          "taken",
+          ">AHEAD"),
+    {"wait_s", kSeconds,
+     "of read_wait_s, in which an object store had not answered yet", true,
+     ">WAITED"},
 };
 
 constexpr AnswerField kSlots[] = {
@@ -216,6 +242,8 @@ constexpr AnswerField kBottleneck[] = {
     {"storage", kFraction,
      "of the same time, in which workers waited for this job's reads and had "
      "nothing else to do"},
+    {"network", kFraction,
+     "the part of storage in which an object store had not answered yet"},
     {"workers_decoding", kFraction, "as decoding, of all jobs"},
     {"workers_storage", kFraction, "as storage, of all jobs"},
     {"workers_idle", kFraction,
@@ -331,6 +359,10 @@ constexpr StatusObject kObjectsOfAnswer[] = {
     {"late read", "`late_reads[]`: reads in flight for more than a second",
      kLateRead},
     {"job", "`jobs[]`", kJob},
+    {"remote",
+     "`jobs[].remote`: of a job whose rows are in object stores; absent: none "
+     "is",
+     kRemote},
     {"slots", "`jobs[].slots`", kSlots},
     {"rows failed", "`jobs[].rows_failed`", kRowsFailed},
     {"bottleneck",

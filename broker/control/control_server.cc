@@ -11,6 +11,7 @@
 #include <set>
 
 #include "broker/base/log.h"
+#include "broker/base/text.h"
 #include "broker/io/file_access.h"
 #include "broker/io/stores.h"
 #include "broker/request/requests.h"
@@ -415,15 +416,20 @@ void ControlServer::Tick() {
     }
     uint64_t done = 0;
     uint64_t total = 0;
+    uint64_t fetches = 0;
     if (connection.waiting &&
         jobs_->Progress(std::max(connection.attach, connection.inspect), &done,
-                        &total)) {
+                        &total, &fetches)) {
       const uint64_t listed = done + total > 0 ? 0 : ListedObjects();
-      done += listed;
-      Reply(&connection, {{"event", "progress"},
-                          {"stage", listed > 0 ? "listing" : "indexing"},
-                          {"done", done},
-                          {"total", total}});
+      Reply(
+          &connection,
+          {{"event", "progress"},
+           {"stage", listed > 0     ? "listing"
+                     : fetches == 0 ? "indexing"
+                                    : Format("indexing, fetches up to {} once",
+                                             BytesText(fetches))},
+           {"done", done + listed},
+           {"total", total}});
     }
   }
   for (const uint64_t id : silent) Drop(id);

@@ -496,8 +496,9 @@ ControlServer::Answer ControlServer::Index(const Call& call) {
   Connection* const connection = call.connection;
   const uint64_t id = connection->id;
   connection->waiting = true;
+  const bool scan = call.request.value("scan", true);
   connection->inspect = jobs_->Inspect(
-      connection->uid, std::move(options), row, [this, id](auto result) {
+      connection->uid, std::move(options), row, scan, [this, id](auto result) {
         Connection* asking = Find(id);
         asking->waiting = false;
         asking->inspect = 0;

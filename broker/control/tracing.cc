@@ -9,6 +9,8 @@
 #include <chrono>
 #include <utility>
 
+#include "broker/io/file_access.h"
+#include "broker/io/stores.h"
 #include "common/deadline.h"
 #include "common/message.h"
 
@@ -59,6 +61,16 @@ Status Tracing::Start(const std::vector<std::shared_ptr<Job>>& jobs,
   const uint64_t now_ns = MonotonicNs();
   recording_->end_ns = now_ns + static_cast<uint64_t>(seconds * 1e9);
   trace_->Start(now_ns);
+  if (Stores* const stores = FileAccess::stores()) {
+    stores->Observe([trace = trace_](const FetchSpan& span) {
+      constexpr uint64_t kNsOfMs = 1'000'000;
+      const uint64_t wait_ns =
+          span.begin_ns - std::min(span.begin_ns, span.asked_ns);
+      trace->Add(TraceActivity::kFetch, span.lane, nullptr, span.bytes,
+                 span.begin_ns, span.end_ns,
+                 MoreOfFetch(wait_ns / kNsOfMs, span.retries));
+    });
+  }
   LookAtRanks();
   return OkStatus();
 }
@@ -104,6 +116,9 @@ void Tracing::LookAtRanks() {
 }
 
 void Tracing::Stop() {
+  if (Stores* const stores = FileAccess::stores()) {
+    stores->Observe(nullptr);
+  }
   const Trace::Recorded recorded = trace_->Stop();
   loop_->Unwatch(recording_->timer.get());
   const std::unique_ptr<Recording> recording = std::move(recording_);

@@ -16,6 +16,7 @@
 
 #include "broker/base/log.h"
 #include "broker/fetch/python_fetcher_program.h"
+#include "broker/fetch/python_store_trial_program.h"
 #include "common/packet.h"
 
 namespace penstock {
@@ -62,9 +63,23 @@ std::string TextOf(const nlohmann::json& answer, const char* key) {
                                                      : std::string();
 }
 
+FetchSpan SpanOf(const nlohmann::json& span) {
+  return {static_cast<uint32_t>(NumberOf(span, "lane")),
+          static_cast<uint32_t>(NumberOf(span, "retries")),
+          NumberOf(span, "bytes"),
+          NumberOf(span, "asked"),
+          NumberOf(span, "begin"),
+          NumberOf(span, "end")};
+}
+
 }  // namespace
 
-std::string_view Fetcher::Program() { return kPythonFetcherProgram; }
+std::string_view Fetcher::Program() {
+  // The last statement of the second runs it.
+  static const std::string program =
+      std::string(kPythonStoreTrialProgram) + kPythonFetcherProgram;
+  return program;
+}
 
 StatusOr<std::unique_ptr<Fetcher>> Fetcher::Make(FunctionOptions options,
                                                  std::string folder) {
@@ -187,7 +202,8 @@ StatusOr<std::shared_ptr<RemoteFile>> Fetcher::FileOf(const std::string& url,
   const auto file = std::make_shared<RemoteFile>(
       RemoteFile::Opened{url, TextOf(answer, "version"), TextOf(answer, "path"),
                          NumberOf(answer, "bytes"), copy, unit_bytes_,
-                         NumberOf(answer, "ahead")},
+                         NumberOf(answer, "ahead"), NumberOf(answer, "room"),
+                         NumberOf(answer, "kept")},
       std::move(call->fd),
       [this](RemoteFile::Ask ask, uint64_t of, const RemoteFile::Range& range) {
         const std::lock_guard lock(mutex_);
@@ -277,6 +293,24 @@ nlohmann::json Fetcher::UseJson() const {
   return use_;
 }
 
+StatusOr<nlohmann::json> Fetcher::Try(const std::string& url, double seconds) {
+  static const std::atomic<bool> cancel{false};
+  PENSTOCK_ASSIGN_OR_RETURN(const std::shared_ptr<Call> call,
+                            Ask({{"try", url}, {"seconds", seconds}}, cancel));
+  return call->answers.front().value("found", nlohmann::json::object());
+}
+
+// No process is started for it, and one that is started meanwhile tells
+// nothing.
+void Fetcher::Observe(std::function<void(const FetchSpan&)> observer) {
+  const std::lock_guard lock(mutex_);
+  observer_ = std::move(observer);
+  if (use_.empty()) return;
+  packets_.push_back(
+      nlohmann::json({{"observe", observer_ != nullptr}}).dump());
+  Notify();
+}
+
 // ---- the thread
 
 void Fetcher::Run() {
@@ -327,6 +361,11 @@ bool Fetcher::Start() {
   out_.push_back(nlohmann::json{{"first", ++processes_ << 32}}.dump());
   std::vector<std::shared_ptr<RemoteFile>> files;  // whose end takes the lock
   const std::lock_guard lock(mutex_);
+  former_use_ = use_;
+  first_use_ = nullptr;
+  if (observer_ != nullptr) {
+    out_.push_back(nlohmann::json{{"observe", true}}.dump());
+  }
   asked_.clear();
   packets_.clear();
   for (auto& [number, call] : calls_) {
@@ -433,6 +472,21 @@ void Fetcher::TakeRanges(std::string_view packet) {
   }
 }
 
+// mutex_ is held.
+void Fetcher::TakeUse(nlohmann::json use) {
+  if (!use.is_object()) return;
+  if (first_use_.is_null()) first_use_ = use;
+  for (const char* key :
+       {"bytes", "requests", "retries", "throttled", "hedged"}) {
+    const uint64_t all = NumberOf(use, key);
+    use[key] = NumberOf(former_use_, key) + all -
+               std::min(all, NumberOf(first_use_, key));
+  }
+  use["bytes_per_s_most"] = std::max(NumberOf(use_, "bytes_per_s_most"),
+                                     NumberOf(use, "bytes_per_s"));
+  use_ = std::move(use);
+}
+
 void Fetcher::TakeCall(nlohmann::json answer, Fd fd) {
   const Status status = ErrorOf(answer);
   std::shared_ptr<RemoteFile> file;
@@ -440,7 +494,11 @@ void Fetcher::TakeCall(nlohmann::json answer, Fd fd) {
   {
     const std::lock_guard lock(mutex_);
     if (answer.contains("use")) {
-      use_ = std::move(answer["use"]);
+      TakeUse(std::move(answer["use"]));
+      return;
+    }
+    if (answer.contains("span")) {
+      if (observer_ != nullptr) observer_(SpanOf(answer["span"]));
       return;
     }
     if (!answer.contains("call")) {

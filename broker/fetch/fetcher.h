@@ -49,6 +49,12 @@ class Fetcher final : public Stores {
   StatusOr<std::string> Version(const std::string& url) override;
   Status Put(const std::string& file, const std::string& url) override;
   nlohmann::json UseJson() const override;
+  void Observe(std::function<void(const FetchSpan&)> observer) override;
+
+  // Reads of the store for so long: {"url", "credentials" (where they come
+  // from), "first_byte_s", "rates", "requests_per_s", "error"...}, as
+  // python_store_trial.py has it.
+  StatusOr<nlohmann::json> Try(const std::string& url, double seconds);
 
   static std::string_view Program();
 
@@ -92,6 +98,7 @@ class Fetcher final : public Stores {
   bool Send();
   bool Receive();
   void TakeCall(nlohmann::json message, Fd fd);
+  void TakeUse(nlohmann::json use);
   void TakeRanges(std::string_view packet);
   void EndAll(const Status& status);
   std::vector<std::shared_ptr<RemoteFile>> OpenFiles() const;
@@ -114,6 +121,11 @@ class Fetcher final : public Stores {
   std::map<uint64_t, std::weak_ptr<RemoteFile>> lost_;
   uint64_t last_call_ = 0;
   nlohmann::json use_ = nlohmann::json::object();
+  // Of use_: what former processes had counted, and what this one had when the
+  // link to it began: it may serve others.
+  nlohmann::json former_use_ = nlohmann::json::object();
+  nlohmann::json first_use_;
+  std::function<void(const FetchSpan&)> observer_;
   // Only the thread has these.
   std::optional<Link> link_;
   std::deque<std::string> out_;

@@ -22,7 +22,9 @@ Calls:
                                  then as for open
   {"call": N, "version": url}    {"call": N, "version": text}
   {"call": N, "put": url, "from": path}   {"call": N}
+  {"call": N, "try": url, "seconds"}      {"call": N, "found": {...}} (python_store_trial.py)
   any                            {"call": N, "error": [code, text]}
+  {"observe": bool}              {"span": {...}} of each range that is fetched from now on
   twice a second, if it changed  {"use": {...}}: `stores` of a status, and "listing"
   a range that cannot be had     {"copy": K, "offset", "bytes", "error": [code, text]}
 """
@@ -860,12 +862,13 @@ class Requests:
 class Piece:
     """Blocks that are fetched by one request."""
 
-    __slots__ = ("copy", "first", "end", "urgent", "begun", "askers")
+    __slots__ = ("copy", "first", "end", "urgent", "begun", "askers", "asked_ns", "tries")
 
     def __init__(self, opening, first, end, urgent):
         self.copy, self.first, self.end, self.urgent = opening.copy, first, end, urgent
-        self.begun = False
+        self.begun, self.tries = False, 0
         self.askers = {opening}
+        self.asked_ns = time.monotonic_ns()
 
 
 class Link:
@@ -921,6 +924,9 @@ class Link:
                 message = json.loads(packet)
                 if "first" in message:
                     self.numbers = itertools.count(message["first"])
+                    self.say({"use": self.fetcher.use(0)})
+                elif "observe" in message:
+                    self.observes = message["observe"]
                 else:
                     self.fetcher.start(self.fetcher.serve(self, message))
                 continue
@@ -970,6 +976,7 @@ class Fetcher:
         self.copies, self.open_bytes = {}, 0  # (url, version): copies; bytes of all
         self.told = False  # that not all is kept
         self.coming = {}  # (copy, block): its piece
+        self.lanes, self.new_lanes = [], itertools.count()  # of fetches at once; the free ones
         self.loop = asyncio.get_running_loop()
         self.tasks = set()
 
@@ -1007,6 +1014,10 @@ class Fetcher:
                 self.stores.listed.pop(message["version"], None)
                 size, version = await self.stores.head(message["version"])
                 link.say({"call": call, "version": f"{size} {version}"})
+                return
+            if "try" in message:
+                trial = Trial(self, message["try"], message["seconds"])
+                link.say({"call": call, "found": await trial.run()})
                 return
             if "put" in message:
                 if self.stores.sections:
@@ -1052,10 +1063,11 @@ class Fetcher:
             link.say({"call": call, "copy": opening.number, "bytes": copy.bytes,
                       "version": version, "path": copy.path,
                       "unit": UNIT if "open" in message and self.open_bytes <= kept else BLOCK,
-                      "ahead": min(self.folder.room // PASSING_SHARE, AHEAD_MAX)},
+                      "ahead": min(self.folder.room // PASSING_SHARE, AHEAD_MAX),
+                      "room": self.folder.room, "kept": kept},
                      copy.read_only())
         except Exception as error:
-            url = next(message[key] for key in ("open", "list", "version", "put", "folder")
+            url = next(message[key] for key in ("open", "list", "version", "put", "folder", "try")
                        if key in message)
             told = failed(url, error) or Failed(UNAVAILABLE, f"{url}: {reason(error)}")
             # Who attaches would take it for the broker, and wait until that is back.
@@ -1237,11 +1249,17 @@ class Fetcher:
     async def fetch(self, piece):
         copy = piece.copy
         url = copy.object_of(piece.first)[0]
+        begun = time.monotonic_ns()
+        lane = self.lanes.pop() if self.lanes else next(self.new_lanes)
+
+        def once():
+            piece.tries += 1
+            return self.hedged(piece)
         try:
             try:
                 if not copy.openings:
                     return  # closed
-                data = await retried(url, self.stores.find(url)[0], lambda: self.hedged(piece))
+                data = await retried(url, self.stores.find(url)[0], once)
             finally:
                 copy.requests.running -= 1
                 self.pump(copy.requests)
@@ -1258,6 +1276,13 @@ class Fetcher:
         finally:
             self.folder.coming -= copy.size_of(piece.first, piece.end)
             self.forget(piece)
+            for link in self.links:
+                if link.observes:
+                    link.say({"span": {"lane": lane, "retries": max(0, piece.tries - 1),
+                                       "bytes": copy.size_of(piece.first, piece.end),
+                                       "asked": piece.asked_ns, "begin": begun,
+                                       "end": time.monotonic_ns()}})
+            self.lanes.append(lane)
 
     def fail(self, piece, told):
         for opening in piece.askers & set(piece.copy.openings):

@@ -20,6 +20,7 @@ StatusOr<DataFiles> DataFiles::Open(const FilePatterns& patterns,
     PENSTOCK_ASSIGN_OR_RETURN(DataFile file,
                               DataFile::Open(paths[i], *progress.access,
                                              progress.copies.most.value_or(0)));
+    if (file.remote() != nullptr) progress.remote.Count(1, file.bytes());
     opened[i].emplace(std::move(file));
     PENSTOCK_ASSIGN_OR_RETURN(compressed[i],
                               FindCompressed(*opened[i], by, progress));

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cerrno>
 
+#include "broker/base/text.h"
 #include "broker/index/in_parallel.h"
 #include "broker/index/index_cache.h"
 #include "broker/io/file_error.h"
@@ -18,16 +19,9 @@ constexpr size_t kBlockBytesMax = size_t{1} << 20;
 constexpr size_t kPlacesFirst = 64;  // of which there may be files without end
 constexpr uint64_t kPlaceBytes = sizeof(uint64_t) + sizeof(uint32_t);
 
-// As it is kept, else scanned.
-Status FindRecords(const DataFile& file, const RecordScanner& scanner,
-                   OpenProgress* progress, FileRecords* records) {
+Status Scan(const DataFile& file, const RecordScanner& scanner,
+            OpenProgress* progress, FileRecords* records) {
   PENSTOCK_RETURN_IF_ERROR(progress->CheckCancelled(file.path()));
-  PENSTOCK_ASSIGN_OR_RETURN(const bool cached,
-                            ReadKeptIndex(file, scanner, *progress, records));
-  if (cached) {
-    progress->CountDone(file.bytes());
-    return OkStatus();
-  }
   const int64_t begin_ns = RealTimeNs();
   ScannedFile scanned(file, progress);
   RecordSink sink(records, progress);
@@ -37,6 +31,29 @@ Status FindRecords(const DataFile& file, const RecordScanner& scanner,
   // Without a cache the next opening only scans again.
   (void)WriteIndexCache(file, scanner, *records, begin_ns);
   return OkStatus();
+}
+
+// Says what scans are going to fetch, before they do.
+Status CountScans(const DataFiles& files, const std::vector<uint8_t>& kept,
+                  const OpenProgress& progress) {
+  const DataFile* first = nullptr;
+  OpenProgress::Remote& remote = progress.remote;
+  for (size_t i = 0; i < files.size(); ++i) {
+    if (kept[i] != 0 || files[i].remote() == nullptr) continue;
+    if (first == nullptr) first = &files[i];
+    ++remote.scanned;
+    remote.scanned_bytes += files[i].bytes();
+  }
+  if (first == nullptr || progress.scans_remote) return OkStatus();
+  return FailedPreconditionError(
+      "{}{} no index: to find the records, {} are read once, which fetches up "
+      "to {}; `penstock index --out` writes indexes that lie beside the files, "
+      "also where the data are",
+      first->path(),
+      remote.scanned == 1
+          ? " has"
+          : Format(" and {} more files have", remote.scanned - 1),
+      remote.scanned == 1 ? "it" : "they", BytesText(remote.scanned_bytes));
 }
 
 }  // namespace
@@ -126,11 +143,20 @@ StatusOr<Index> Index::Open(DataFiles files, const RecordScanner& scanner,
                         std::memory_order_relaxed);  // only displayed
   Index index(std::move(files), scanner);
   index.of_file_.resize(index.files_.size());
-  PENSTOCK_RETURN_IF_ERROR(
-      InParallel(index.files_.size(), [&](size_t i) -> Status {
-        return FindRecords(index.files_[i], scanner, progress,
-                           &index.of_file_[i]);
-      }));
+  std::vector<uint8_t> kept(index.files_.size());
+  PENSTOCK_RETURN_IF_ERROR(InParallel(kept.size(), [&](size_t i) -> Status {
+    const DataFile& file = index.files_[i];
+    PENSTOCK_RETURN_IF_ERROR(progress->CheckCancelled(file.path()));
+    PENSTOCK_ASSIGN_OR_RETURN(
+        kept[i], ReadKeptIndex(file, scanner, *progress, &index.of_file_[i]));
+    if (kept[i] != 0) progress->CountDone(file.bytes());
+    return OkStatus();
+  }));
+  PENSTOCK_RETURN_IF_ERROR(CountScans(index.files_, kept, *progress));
+  PENSTOCK_RETURN_IF_ERROR(InParallel(kept.size(), [&](size_t i) -> Status {
+    if (kept[i] != 0) return OkStatus();
+    return Scan(index.files_[i], scanner, progress, &index.of_file_[i]);
+  }));
   for (size_t i = 0; progress->on_index && i < index.files_.size(); ++i) {
     PENSTOCK_RETURN_IF_ERROR(
         progress->on_index(index.files_[i], scanner, index.of_file_[i]));

@@ -129,7 +129,10 @@ StatusOr<bool> ReadKeptIndex(const DataFile& file, const RecordScanner& scanner,
                                return header.head == 0 && of_this_file(header);
                              },
                              file, scanner, progress, records));
-  if (cached) return true;
+  if (cached) {
+    if (file.remote() != nullptr) ++progress.remote.kept;
+    return true;
+  }
   const auto beside =
       DataFile::Open(file.path() + IndexSuffix(scanner), *progress.access);
   if (!beside.ok() || !beside->FetchAll(progress).ok()) return false;
@@ -138,8 +141,12 @@ StatusOr<bool> ReadKeptIndex(const DataFile& file, const RecordScanner& scanner,
     const bool made_there = file.remote() != nullptr && header.mtime_ns == 0;
     return made_there ? of_this_file(header) : header.head == HeadOf(file);
   };
-  return ReadRecords(CacheReader::Of(beside->fd(), beside->bytes()),
-                     of_such_a_file, file, scanner, progress, records);
+  PENSTOCK_ASSIGN_OR_RETURN(
+      const bool read,
+      ReadRecords(CacheReader::Of(beside->fd(), beside->bytes()),
+                  of_such_a_file, file, scanner, progress, records));
+  if (read && file.remote() != nullptr) ++progress.remote.beside;
+  return read;
 }
 
 Status WriteIndexCache(const DataFile& file, const RecordScanner& scanner,

@@ -43,6 +43,23 @@ struct OpenProgress {
     std::atomic<uint64_t> bytes{0};  // of those that are made: promised
   };
   mutable Copies copies;
+  // Files of object stores, and where their indexes are from.
+  struct Remote {
+    std::atomic<uint64_t> files{0};
+    std::atomic<uint64_t> bytes{0};
+    std::atomic<uint64_t> kept{0};    // files: in the cache folder
+    std::atomic<uint64_t> beside{0};  // files: beside them
+    std::atomic<uint64_t> scanned{0};
+    std::atomic<uint64_t> scanned_bytes{0};  // promised, before any is read
+
+    void Count(uint64_t more_files, uint64_t more_bytes) {
+      files.fetch_add(more_files, std::memory_order_relaxed);
+      bytes.fetch_add(more_bytes, std::memory_order_relaxed);
+    }
+  };
+  mutable Remote remote;
+  // Else remote files without an index are an error instead.
+  bool scans_remote = true;
 
   // Relaxed, both: a later call sees a cancellation, and counts are shown.
   Status CheckCancelled(const std::string& what) const {

@@ -42,6 +42,8 @@ RemoteFile::RemoteFile(Opened opened, Fd fd, Asks asks)
       path_(std::move(opened.path)),
       bytes_(opened.bytes),
       ahead_bytes_(opened.ahead_bytes),
+      room_bytes_(opened.room_bytes),
+      kept_bytes_(opened.kept_bytes),
       fd_(std::move(fd)),
       unit_bytes_(std::move(opened.unit_bytes)),
       asks_(std::move(asks)),
@@ -70,10 +72,11 @@ bool RemoteFile::IsThere(uint64_t block) const {
   return held != held_.end() && held->second.there;
 }
 
-void RemoteFile::Hold(const Range& range,
-                      const std::shared_ptr<FetchWait>& wait, Ask ask) {
+uint64_t RemoteFile::Hold(const Range& range,
+                          const std::shared_ptr<FetchWait>& wait, Ask ask) {
   const std::lock_guard lock(mutex_);
   const uint64_t end = EndBlock(range);
+  uint64_t asked = 0;
   bool all = true;
   uint64_t absent = end;  // the first of a run of absent blocks
   for (uint64_t i = FirstBlock(range); i < end; ++i) {
@@ -85,28 +88,30 @@ void RemoteFile::Hold(const Range& range,
     }
     if (!there && absent == end) absent = i;
     if (there && absent != end) {
-      AskFor(absent, i, ask);
+      asked += AskFor(absent, i, ask);
       absent = end;
     }
     all = all && there;
   }
-  if (absent != end) AskFor(absent, end, ask);
+  if (absent != end) asked += AskFor(absent, end, ask);
   if (!all && wait != nullptr) {
     wait->Add();
     waiting_.push_back({FirstBlock(range), end, wait});
   }
+  return asked;
 }
 
 // Asks for those of the blocks that nobody has asked for, with the rest of
 // their units; others that somebody waits for now are promoted. No block is
 // asked for twice: the second answer could come after the block was given up.
-void RemoteFile::AskFor(uint64_t first, uint64_t end, Ask ask) {
+uint64_t RemoteFile::AskFor(uint64_t first, uint64_t end, Ask ask) {
   const uint64_t blocks = (bytes_ + kBlockBytes - 1) / kBlockBytes;
   // Relaxed: a late view fetches a little more or less.
   const uint64_t unit = std::max<uint64_t>(
       unit_bytes_->load(std::memory_order_relaxed) / kBlockBytes, 1);
   const uint64_t from = first / unit * unit;
   const uint64_t to = std::min((end + unit - 1) / unit * unit, blocks);
+  uint64_t bytes = 0;
   for (uint64_t i = from; i < to;) {
     const bool asked = Has(asked_, i);
     const auto alike = [&](uint64_t block) {
@@ -118,12 +123,15 @@ void RemoteFile::AskFor(uint64_t first, uint64_t end, Ask ask) {
       ++i;
     } else if (!asked) {
       for (uint64_t block = begin; block < i; ++block) Set(&asked_, block);
-      asks_(ask, copy_, RangeOf(begin, i));
+      const Range range = RangeOf(begin, i);
+      bytes += range.bytes;
+      asks_(ask, copy_, range);
     } else if (ask == Ask::kHurry && begin < end && i > first) {
       asks_(Ask::kPromote, copy_,
             RangeOf(std::max(begin, first), std::min(i, end)));
     }
   }
+  return bytes;
 }
 
 void RemoteFile::Release(const Range& range) {

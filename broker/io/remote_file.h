@@ -85,6 +85,9 @@ class RemoteFile {
     // one fetcher has, as it follows from their sizes together.
     std::shared_ptr<const std::atomic<uint64_t>> unit_bytes;
     uint64_t ahead_bytes = 0;
+    // What all copies may take, and what of it stays when it has been read.
+    uint64_t room_bytes = 0;
+    uint64_t kept_bytes = 0;
   };
   RemoteFile(Opened opened, Fd fd, Asks asks);
   ~RemoteFile();
@@ -100,15 +103,17 @@ class RemoteFile {
   const std::string& path() const { return path_; }
   // The most that is fetched ahead of its use.
   uint64_t ahead_bytes() const { return ahead_bytes_; }
+  uint64_t room_bytes() const { return room_bytes_; }
+  uint64_t kept_bytes() const { return kept_bytes_; }
 
   // The range is there and stays.
   bool Keeps(uint64_t offset, uint64_t bytes) const;
 
   // Asks for what is not there of the range (kFetch, or kHurry: somebody waits
   // for it), and holds it until Release. wait: is added to where something is
-  // not there; nullptr: nobody waits.
-  void Hold(const Range& range, const std::shared_ptr<FetchWait>& wait,
-            Ask ask);
+  // not there; nullptr: nobody waits. Returns the bytes that it has asked for.
+  uint64_t Hold(const Range& range, const std::shared_ptr<FetchWait>& wait,
+                Ask ask);
   void Release(const Range& range);
 
   // ---- what the fetcher answers
@@ -150,7 +155,7 @@ class RemoteFile {
   }
   Range RangeOf(uint64_t first, uint64_t end) const;
   bool IsThere(uint64_t block) const;
-  void AskFor(uint64_t first, uint64_t end, Ask ask);
+  uint64_t AskFor(uint64_t first, uint64_t end, Ask ask);
   void EndWaits(const Range& range, const Status& status);
 
   const std::string url_;
@@ -158,6 +163,8 @@ class RemoteFile {
   const std::string path_;
   const uint64_t bytes_;
   const uint64_t ahead_bytes_;
+  const uint64_t room_bytes_;
+  const uint64_t kept_bytes_;
   const Fd fd_;
   const std::shared_ptr<const std::atomic<uint64_t>> unit_bytes_;
   const Asks asks_;

@@ -4,6 +4,7 @@
 
 #include <atomic>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <nlohmann/json_fwd.hpp>
 #include <optional>
@@ -33,6 +34,16 @@ struct RemoteFolder {
   std::optional<size_t> Find(std::string_view name) const;
 };
 
+// A range that was fetched. Times are of the monotonic clock.
+struct FetchSpan {
+  uint32_t lane = 0;  // of those that are fetched at once
+  uint32_t retries = 0;
+  uint64_t bytes = 0;
+  uint64_t asked_ns = 0;
+  uint64_t begin_ns = 0;  // of its first request
+  uint64_t end_ns = 0;
+};
+
 // Thread-safe. Errors: NotFound, PermissionDenied, Unavailable (the store does
 // not answer, or its client is not there), InvalidArgument (what the store
 // cannot do), Cancelled.
@@ -57,6 +68,9 @@ class Stores {
   virtual Status Put(const std::string& file, const std::string& url) = 0;
   // `stores` of a status; empty: nothing was fetched yet.
   virtual nlohmann::json UseJson() const = 0;
+  // Tells of each range that is fetched from now on, in a thread of its own,
+  // with a lock held; nullptr: no more.
+  virtual void Observe(std::function<void(const FetchSpan&)> observer) = 0;
 };
 
 // "s3://...: this broker reads no object stores ..."

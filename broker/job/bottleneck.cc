@@ -139,7 +139,8 @@ void RecentMean::Add(double value, double seconds) {
 
 void RecentUse::Add(uint64_t now_ns, uint64_t decode_ns, uint64_t read_wait_ns,
                     const std::vector<Rank>& ranks, bool starved,
-                    const FunctionWorkersUse& function_workers, bool filling) {
+                    const FunctionWorkersUse& function_workers, bool filling,
+                    uint64_t fetch_wait_ns) {
   const bool first = checked_ns_ == 0;
   const uint64_t ns = first ? 0 : Since(now_ns, checked_ns_);
   if (!first && ns == 0) return;
@@ -151,6 +152,7 @@ void RecentUse::Add(uint64_t now_ns, uint64_t decode_ns, uint64_t read_wait_ns,
   if (!first) {
     decoding_.Add(per_time(Since(decode_ns, decode_ns_)), seconds);
     storage_.Add(per_time(Since(read_wait_ns, read_wait_ns_)), seconds);
+    network_.Add(per_time(Since(fetch_wait_ns, fetch_wait_ns_)), seconds);
     starved_.Add(starved ? 1 : 0, seconds);
     function_workers_busy_.Add(static_cast<double>(function_workers.busy) /
                                    std::max(1u, function_workers.threads),
@@ -164,6 +166,7 @@ void RecentUse::Add(uint64_t now_ns, uint64_t decode_ns, uint64_t read_wait_ns,
   }
   decode_ns_ = decode_ns;
   read_wait_ns_ = read_wait_ns;
+  fetch_wait_ns_ = fetch_wait_ns;
   function_workers_ = function_workers;
 
   int64_t furthest = INT64_MIN;
@@ -234,6 +237,7 @@ Bottleneck Bottleneck::Of(const RecentUse& job, const PoolUse& pool,
   found.decoding =
       python ? job.function_workers_busy() : Share(job.decoding() / workers);
   found.storage = Share(job.storage() / workers);
+  found.network = Share(job.network() / workers);
   const double busy = python ? found.decoding : found.pool.decoding;
   const double idle =
       python ? Share(1 - found.decoding - found.storage) : found.pool.idle;
@@ -328,11 +332,12 @@ Bottleneck Bottleneck::Of(const RecentUse& job, const PoolUse& pool,
             ? ""
             : Format(" ({} % for this job)", Percent(found.decoding));
     if (found.storage > busy) {
-      found.what = What::kStorage;
+      const bool network = found.network > found.storage / 2;
+      found.what = network ? What::kNetwork : What::kStorage;
       found.text = Format(
-          "storage is the bottleneck: {} wait {} % for reads, decode {} %{}, "
-          "{}",
-          they, Percent(found.storage), Percent(busy), of_job, who);
+          "{} is the bottleneck: {} wait {} % for {}, decode {} %{}, {}",
+          network ? "the network" : "storage", they, Percent(found.storage),
+          network ? "object stores" : "reads", Percent(busy), of_job, who);
     } else if (python) {
       found.what = What::kPython;
       found.text = Format(
@@ -360,14 +365,15 @@ Bottleneck Bottleneck::Of(const RecentUse& job, const PoolUse& pool,
 }
 
 nlohmann::json Bottleneck::ToJson() const {
-  constexpr const char* kNames[] = {"unknown", "ranks",   "rank",
-                                    "decode",  "storage", "producers",
-                                    "python",  "absent",  "evicted"};
+  constexpr const char* kNames[] = {"unknown", "ranks",     "rank",   "decode",
+                                    "storage", "producers", "python", "absent",
+                                    "evicted", "network"};
   nlohmann::json json = {{"what", kNames[static_cast<size_t>(what)]},
                          {"text", text},
                          {"ranks_wait", ranks_wait},
                          {"decoding", decoding},
                          {"storage", storage},
+                         {"network", network},
                          {"workers_decoding", pool.decoding},
                          {"workers_storage", pool.storage},
                          {"workers_idle", pool.idle}};

@@ -1,5 +1,5 @@
 // Finds the bottleneck of a job over the last seconds: its ranks, one rank,
-// decoding, its Python function, the storage or its producers.
+// decoding, its Python function, the storage, the network or its producers.
 //
 // Runs on the control thread, which samples every job on each tick (5 times a
 // second), a job's part under the job's mutex. A rank's cursor page is
@@ -10,7 +10,8 @@
 //             The broker is at fault only for this.
 //   decoding  number of workers that made rows; storage: that waited for reads
 //             and had no row to make. Both by wall clock: a worker that the
-//             kernel does not schedule counts as busy.
+//             kernel does not schedule counts as busy. network: the part of
+//             storage in which an object store had not answered yet.
 //   function_workers
 //             for a job with a Python function, whose rows are made by threads
 //             of its own: how many of them were on a row, in each sample. A row
@@ -49,7 +50,8 @@
 //   "rank": a rank waits, and one that does not wait is behind while the
 //     workers are idle (a broadcast whose slots it holds);
 //   "storage" or "decode", whichever the workers do more; "python" instead of
-//     "decode" if they call a Python function.
+//     "decode" if they call a Python function, "network" instead of "storage"
+//     if most of that is.
 #ifndef BROKER_JOB_BOTTLENECK_H_
 #define BROKER_JOB_BOTTLENECK_H_
 
@@ -109,8 +111,8 @@ class RecentUse {
   // starved: of a stream. filling: a batch is being made.
   void Add(uint64_t now_ns, uint64_t decode_ns, uint64_t read_wait_ns,
            const std::vector<Rank>& ranks, bool starved = false,
-           const FunctionWorkersUse& function_workers = {},
-           bool filling = true);
+           const FunctionWorkersUse& function_workers = {}, bool filling = true,
+           uint64_t fetch_wait_ns = 0);
 
   struct RankUse {
     uint32_t rank = 0;
@@ -124,6 +126,7 @@ class RecentUse {
   std::vector<RankUse> ranks() const;
   double decoding() const { return decoding_.mean(); }
   double storage() const { return storage_.mean(); }
+  double network() const { return network_.mean(); }
   double starved() const { return starved_.mean(); }
   // Share of its threads that are busy; and the last sample.
   double function_workers_busy() const { return function_workers_busy_.mean(); }
@@ -150,8 +153,10 @@ class RecentUse {
   uint64_t checked_ns_ = 0;        // 0: never
   uint64_t decode_ns_ = 0;
   uint64_t read_wait_ns_ = 0;
+  uint64_t fetch_wait_ns_ = 0;
   RecentMean decoding_;
   RecentMean storage_;
+  RecentMean network_;
   RecentMean starved_;
   RecentMean function_workers_busy_;
   FunctionWorkersUse function_workers_;
@@ -186,7 +191,8 @@ struct Bottleneck {
     kProducers,
     kPython,
     kAbsent,
-    kEvicted
+    kEvicted,
+    kNetwork
   };
   What what = What::kUnknown;
   std::optional<uint32_t> rank;  // kRank
@@ -200,6 +206,7 @@ struct Bottleneck {
   double others_batch_s = 0;     // of the other ranks; 0: not known
   double decoding = 0;  // of its function workers' time, else of all workers'
   double storage = 0;   // likewise
+  double network = 0;   // likewise; a part of storage
   PoolUse pool;
   double idle = 0;   // of the threads that make its rows
   std::string text;  // for people, with numbers

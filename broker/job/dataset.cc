@@ -712,6 +712,9 @@ StatusOr<std::shared_ptr<const Dataset>> OpenDataset(
   }
   dataset->copied_files = progress->copies.files;
   dataset->copied_bytes = progress->copies.bytes;
+  const OpenProgress::Remote& remote = progress->remote;
+  dataset->remote = {remote.files,  remote.bytes,   remote.kept,
+                     remote.beside, remote.scanned, remote.scanned_bytes};
   return std::shared_ptr<const Dataset>(std::move(dataset));
 }
 

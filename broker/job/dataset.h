@@ -48,6 +48,17 @@ struct Dataset {
   // Files that are read from local copies, and what these take.
   uint64_t copied_files = 0;
   uint64_t copied_bytes = 0;
+  // Files of object stores, what they have, and by where their indexes are
+  // from: the cache folder, beside them, or a scan of so many bytes.
+  struct RemoteFiles {
+    uint64_t files = 0;
+    uint64_t bytes = 0;
+    uint64_t kept = 0;
+    uint64_t beside = 0;
+    uint64_t scanned = 0;
+    uint64_t scanned_bytes = 0;
+  };
+  RemoteFiles remote;
 
   // As of a source, with those files.
   bool Changed() const;

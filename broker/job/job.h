@@ -284,6 +284,7 @@ class Job {
     // By workers that had nothing else to do; one that waits for reads of two
     // jobs counts for both.
     std::atomic<uint64_t> read_wait_ns{0};
+    std::atomic<uint64_t> fetch_wait_ns{0};  // of these, for object stores
     std::atomic<uint64_t> decode_ns{0};
     std::atomic<uint64_t> decoded{0};    // rows made in decode_ns
     std::atomic<uint64_t> documents{0};  // of packed rows, made or left out

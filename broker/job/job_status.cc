@@ -42,13 +42,14 @@ void Job::NoteRanksLocked(const FunctionWorkersUse& function_workers) {
   const bool waits_to_begin =
       options_.delivery.mode == DeliveryMode::kBroadcast &&
       delivery_.CountSlots().out == 0 && !delivery_.Missing().empty();
-  // Relaxed, both: shown, nothing depends on them.
+  // Relaxed, all: shown, nothing depends on them.
   recent_.Add(static_cast<uint64_t>(
                   std::chrono::nanoseconds(now.time_since_epoch()).count()),
               counters_.decode_ns.load(std::memory_order_relaxed),
               counters_.read_wait_ns.load(std::memory_order_relaxed), at_work,
               StarvedLocked(), function_workers,
-              delivery_.Filling() && !waits_to_begin);
+              delivery_.Filling() && !waits_to_begin,
+              counters_.fetch_wait_ns.load(std::memory_order_relaxed));
 }
 
 std::vector<uint32_t> Job::MissingLocked() const {
@@ -264,6 +265,10 @@ nlohmann::json Job::StatusJson(bool with_ranks,
        })},
       {"last_error", last_error_},
       {"warning", warning_}};
+  if (const auto use = look_ahead_ ? look_ahead_->use() : std::nullopt) {
+    json["remote"] = use->ToJson();
+    json["remote"]["wait_s"] = seconds(counters_.fetch_wait_ns);
+  }
   if (const RowCache* const cache = dataset_->cache.get()) {
     json["cache"] = Format("{}, {}", cache->where(), cache->state());
     json["cache_hits"] = counters_.cache_hits.load(std::memory_order_relaxed);

@@ -3,6 +3,9 @@
 #include <pthread.h>
 
 #include <algorithm>
+#include <nlohmann/json.hpp>
+
+#include "common/deadline.h"
 
 namespace penstock {
 namespace {
@@ -12,10 +15,10 @@ constexpr uint64_t kRowsAtOnce = 256;
 constexpr uint64_t kFirstRows = 1024;
 // Asked for and not there: what a fast link brings in a fraction of a second.
 constexpr uint64_t kComingBytes = uint64_t{256} << 20;
-// Rows that are held, or not remote.
-constexpr uint64_t kRowsMax = 1 << 16;
 // How often it looks where workers are.
 constexpr uint64_t kLookNs = 20'000'000;
+// How often its rates are taken.
+constexpr uint64_t kNoteNs = 100'000'000;
 
 }  // namespace
 
@@ -42,6 +45,7 @@ void LookAhead::Run() {
     const uint64_t claimed = claimed_.load(std::memory_order_relaxed);
     Forget(claimed);
     Settle();
+    Note(claimed);
     const std::shared_ptr<const Plan> plan = plan_now_();
     bool more = Extend(*plan, claimed);
     if (!remote_ && (!more || next_ - begin >= kFirstRows)) {
@@ -111,6 +115,58 @@ void LookAhead::Settle() {
   }
 }
 
+void LookAhead::Note(uint64_t claimed) {
+  const uint64_t now_ns = MonotonicNs();
+  if (now_ns - noted_ns_ < kNoteNs || !remote_) return;
+  const std::lock_guard lock(mutex_);
+  if (noted_ns_ > 0) {
+    const double seconds = static_cast<double>(now_ns - noted_ns_) * 1e-9;
+    const auto add = [&](RecentMean* mean, uint64_t more) {
+      mean->Add(static_cast<double>(more) / seconds, seconds);
+    };
+    add(&rows_per_s_, claimed - noted_claimed_);
+    add(&needed_per_s_, needed_bytes_ - use_.bytes);
+    add(&asked_per_s_, asked_bytes_ - use_.fetched_bytes);
+  }
+  noted_ns_ = now_ns;
+  noted_claimed_ = claimed;
+  const uint64_t there =
+      settled_ < rows_.size() ? rows_[settled_].position : next_;
+  use_ = {needed_bytes_,
+          asked_bytes_,
+          needed_per_s_.mean(),
+          asked_per_s_.mean(),
+          there - std::min(there, claimed),
+          rows_per_s_.mean()};
+}
+
+std::optional<LookAhead::Use> LookAhead::use() const {
+  const std::lock_guard lock(mutex_);
+  if (use_.bytes == 0) return std::nullopt;
+  return use_;
+}
+
+nlohmann::json LookAhead::Use::ToJson() const {
+  nlohmann::json json = {{"bytes", bytes},
+                         {"fetched_bytes", fetched_bytes},
+                         {"rows_ahead", rows_ahead}};
+  // What is fetched with a record may be more than the record.
+  const auto hits = [](double fetched, double needed) {
+    return std::clamp(1 - fetched / needed, 0.0, 1.0);
+  };
+  json["hit_rate_all"] =
+      hits(static_cast<double>(fetched_bytes), static_cast<double>(bytes));
+  // Less is the rest of a mean that fades.
+  constexpr double kLeast = 1;
+  if (bytes_per_s >= kLeast) {
+    json["hit_rate"] = hits(fetched_bytes_per_s, bytes_per_s);
+  }
+  if (rows_per_s >= kLeast / RecentMean::kSeconds) {
+    json["ahead_s"] = static_cast<double>(rows_ahead) / rows_per_s;
+  }
+  return json;
+}
+
 // False: nothing more is to be fetched now.
 bool LookAhead::Extend(const Plan& plan, uint64_t claimed) {
   if (claimed > next_ + kRowsMax) {  // a job that begins in the middle
@@ -165,7 +221,9 @@ void LookAhead::Add(uint64_t record, Row* row) {
     if (row->wait == nullptr) {
       row->wait = std::make_shared<FetchWait>(signal_);
     }
-    part.remote->Hold(range, row->wait, RemoteFile::Ask::kFetch);
+    asked_bytes_ +=
+        part.remote->Hold(range, row->wait, RemoteFile::Ask::kFetch);
+    needed_bytes_ += part.bytes;
     row->bytes += part.bytes;
   };
   hold(request_);

@@ -144,12 +144,15 @@ class JobTable {
   // Opens the dataset and describes it and the needs of a job of uid: the
   // answer of the `index` operation.
   using InspectDone = std::function<void(StatusOr<nlohmann::json>)>;
+  // scan: as OpenProgress::scans_remote.
   uint64_t Inspect(uint32_t uid, JobOptions options,
-                   std::optional<Job::Place> row, InspectDone done);
+                   std::optional<Job::Place> row, bool scan, InspectDone done);
   void CancelInspect(uint64_t inspect);
 
   // Progress of the opening that this attach or inspect waits for; false: none.
-  bool Progress(uint64_t number, uint64_t* done, uint64_t* total) const;
+  // *fetches: the bytes that its indexes fetch; 0: nothing.
+  bool Progress(uint64_t number, uint64_t* done, uint64_t* total,
+                uint64_t* fetches) const;
 
   // Connected processes, by seats of jobs and by producers.
   struct ProcessIds {

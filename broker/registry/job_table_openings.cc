@@ -11,6 +11,7 @@
 
 #include "broker/base/log.h"
 #include "broker/base/text.h"
+#include "broker/job/remote_data.h"
 #include "broker/registry/job_table.h"
 #include "common/class_names.h"
 #include "common/message.h"
@@ -579,11 +580,13 @@ void JobTable::EndOpening(Opening* opening) {
 }
 
 uint64_t JobTable::Inspect(uint32_t uid, JobOptions options,
-                           std::optional<Job::Place> row, InspectDone done) {
+                           std::optional<Job::Place> row, bool scan,
+                           InspectDone done) {
   const uint64_t number = next_number_++;
   inspects_[number] = std::move(done);
   Opening* opening = &openings_.emplace_back();
   opening->waiting.push_back(number);
+  opening->progress.scans_remote = scan;
   Start(
       opening, uid,
       [this, uid, number, opening, row, options = std::move(options)] {
@@ -628,6 +631,12 @@ uint64_t JobTable::Inspect(uint32_t uid, JobOptions options,
           json["index_bytes"] = dataset->memory_bytes();
           json["copied_files"] = dataset->copied_files;
           json["copied_bytes"] = dataset->copied_bytes;
+          if (!endless) {
+            if (auto remote = RemoteDataJson(*dataset, layout.plan);
+                !remote.is_null()) {
+              json["remote"] = std::move(remote);
+            }
+          }
           if (dataset->cache != nullptr) {
             json["cache"] = dataset->cache->where();
             json["cache_steps"] = KeptSteps(options.spec).value_or(0);
@@ -680,8 +689,8 @@ bool JobTable::Cancel(Opening& opening) {
   return false;
 }
 
-bool JobTable::Progress(uint64_t number, uint64_t* done,
-                        uint64_t* total) const {
+bool JobTable::Progress(uint64_t number, uint64_t* done, uint64_t* total,
+                        uint64_t* fetches) const {
   for (const Opening& opening : openings_) {
     if (std::find(opening.waiting.begin(), opening.waiting.end(), number) ==
         opening.waiting.end()) {
@@ -689,6 +698,7 @@ bool JobTable::Progress(uint64_t number, uint64_t* done,
     }
     *done = opening.progress.done.load();
     *total = opening.progress.total.load();
+    *fetches = opening.progress.remote.scanned_bytes.load();
     return true;
   }
   return false;

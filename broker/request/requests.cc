@@ -107,6 +107,9 @@ constexpr RequestField kIndex[] = {
     {"row", Number(0, Plan::kTotalRowsMax),
      "of an epoch, in its order over all ranks: asks where it is"},
     {"epoch", Number(0, Plan::kTotalRowsMax), "which one", "row"},
+    {"scan", Flag(),
+     "false: files of object stores are not read for an index "
+     "that they lack; that is the error"},
 };
 constexpr AnswerField kIndexAnswer[] = {
     {"dataset", kText, "its name"},
@@ -145,6 +148,15 @@ constexpr AnswerField kIndexAnswer[] = {
     {"index_bytes", kBytes, "of the list of its records"},
     {"copied_files", kCount, "that are read from local copies"},
     {"copied_bytes", kBytes, "of these copies"},
+    {"remote", kObject,
+     "of a dataset in object stores: its `files` and `bytes`; `index_kept`, "
+     "`index_beside` and `index_scanned` of them (`index_scanned_bytes`), by "
+     "where their indexes are from; the `rows` of an epoch, their mean "
+     "`row_bytes` and that of the blocks they are in (`row_block_bytes`); of "
+     "local copies `room_bytes`, what of it stays (`kept_bytes`), is looked "
+     "ahead at most (`ahead_bytes`, `ahead_rows`), and is free on the disk "
+     "(`free_bytes`)",
+     kSometimes},
     {"cache", kText, "where rows are kept; absent: nowhere", kSometimes},
     {"cache_steps", kCount, "steps of `map` after which they are", kSometimes},
     {"cache_bytes", kBytes, "that the cache may take", kSometimes},

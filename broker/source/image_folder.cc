@@ -296,6 +296,8 @@ StatusOr<Folder> OpenFolder(std::string root, bool of_classes,
         folder.objects,
         stores->OpenFolder(folder.root + "/", progress->copies.most.value_or(0),
                            progress->cancel));
+    progress->remote.Count(folder.objects.names.size(),
+                           folder.objects.file->bytes());
     PENSTOCK_ASSIGN_OR_RETURN(
         folder.index,
         ScanObjects(folder.root, of_classes, folder.objects, progress, files));

@@ -53,6 +53,7 @@ struct JobReads {
   std::array<uint32_t, kGroupsMax> in_group{};
   std::deque<Arrival> arrived;
   uint32_t at_once = 0;      // reads whose bytes were in the page cache
+  uint32_t fetching = 0;     // reads in flight that an object store answers
   uint64_t cached_rows = 0;  // the last ones, without a miss (CachedReads)
   double buffer_bytes = 0;   // mean size of reads not in place
   // By slot: its StorageReader::Pin in the current group for direct reads, if

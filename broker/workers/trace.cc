@@ -6,7 +6,8 @@
 namespace penstock {
 
 void Trace::Add(TraceActivity activity, uint32_t who, const JobKey* job,
-                uint64_t rows, uint64_t begin_ns, uint64_t end_ns) {
+                uint64_t rows, uint64_t begin_ns, uint64_t end_ns,
+                uint32_t more) {
   MutexLock lock(&mutex_);
   if (!on() || end_ns <= began_ns_) return;
   if (recorded_.events.size() == kEventsMax) {
@@ -26,7 +27,7 @@ void Trace::Add(TraceActivity activity, uint32_t who, const JobKey* job,
     index = last_job_;
   }
   // What began before the trace is cut.
-  recorded_.events.push_back({activity, who, index, 0, rows,
+  recorded_.events.push_back({activity, who, index, more, rows,
                               std::max(begin_ns, began_ns_) - began_ns_,
                               end_ns - began_ns_});
 }

@@ -28,7 +28,8 @@ class Trace {
   }
   // Times are of the clock that gave begin_ns and end_ns. job: nullptr: none.
   void Add(TraceActivity activity, uint32_t who, const JobKey* job,
-           uint64_t rows, uint64_t begin_ns, uint64_t end_ns);
+           uint64_t rows, uint64_t begin_ns, uint64_t end_ns,
+           uint32_t more = 0);
 
   // Requires !on().
   void Start(uint64_t now_ns);

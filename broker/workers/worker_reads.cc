@@ -96,6 +96,7 @@ void WorkerReads::Start(const std::shared_ptr<ClaimedRows>& shared) {
                              false,
                              request_.kind == ReadRequest::Kind::kRange,
                              from_cache,
+                             false,
                              shared,
                              index,
                              rows.job->shared_dataset(),
@@ -120,6 +121,10 @@ void WorkerReads::Start(const std::shared_ptr<ClaimedRows>& shared) {
       group.tickets[ticket].at_once = true;
       ++job.at_once;
       break;
+    }
+    if (request_.remote != nullptr && group.reader->Fetches(ticket)) {
+      group.tickets[ticket].fetching = true;
+      ++job.fetching;
     }
   }
   const uint64_t spent_ns = MonotonicNs() - begin_ns;
@@ -151,7 +156,9 @@ bool WorkerReads::Await(uint64_t wait_ns) {
     const uint64_t spent = MonotonicNs() - begin_ns;
     CountWait(spent);
     if (host_->trace().on() && waited_for_ > 0) {
-      host_->trace().Add(TraceActivity::kRead, thread_index_, nullptr, 0,
+      uint64_t fetching = 0;
+      for (const auto& [key, state] : *jobs_) fetching += state.reads.fetching;
+      host_->trace().Add(TraceActivity::kRead, thread_index_, nullptr, fetching,
                          begin_ns, begin_ns + spent);
     }
     // The read blocked the worker for that long.
@@ -176,6 +183,7 @@ void WorkerReads::Arrive(uint32_t g, const StorageReader::Done& done) {
   if (ticket.rows != nullptr) {
     ticket.arrived = true;
     WorkerJob* const job = ticket.rows->state;
+    job->reads.fetching -= std::exchange(ticket.fetching, false);
     if (job->reads.arrived.empty()) arrived_.push_back(job);
     job->reads.arrived.push_back({g, done});
     return;
@@ -230,6 +238,7 @@ void WorkerReads::CountWait(uint64_t ns) {
     if (state.reads.in_group[current_] == 0) continue;
     if (const auto job = state.job.lock()) {
       Count(job->counters().read_wait_ns, ns);
+      if (state.reads.fetching > 0) Count(job->counters().fetch_wait_ns, ns);
     }
   }
 }
@@ -267,6 +276,8 @@ void WorkerReads::GiveUp(uint32_t g, uint32_t index) {
   const std::shared_ptr<ClaimedRows> rows =
       std::exchange(group.tickets[index].rows, nullptr);
   --rows->state->reads.in_group[g];
+  rows->state->reads.fetching -=
+      std::exchange(group.tickets[index].fetching, false);
   --waited_for_;
   ++group.given_up;
   ++given_up_;

@@ -109,6 +109,7 @@ class WorkerReads {
     bool at_once = false;               // counted in JobReads::at_once
     bool range = false;                 // no whole file
     bool from_cache = false;            // as in Read
+    bool fetching = false;              // counted in JobReads::fetching
     std::shared_ptr<ClaimedRows> rows;  // nullptr: given up
     uint64_t index = 0;                 // in rows->rows
     // The dataset whose file is read, and the job whose slot it lands in.

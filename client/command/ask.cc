@@ -74,6 +74,12 @@ std::string Cell(const Json& object, const AnswerField& field) {
   }
 }
 
+std::string CellOf(std::string_view object, const Json& json,
+                   std::string_view key) {
+  return Cell(json, *std::ranges::find(StatusObjectOf(object).fields, key,
+                                       &AnswerField::key));
+}
+
 // ---- tables
 
 // The fields that tell the answer's jobs apart: several datasets or users may
@@ -167,9 +173,8 @@ void PrintBroker(const Json& broker, const Json& stores) {
   const auto line = [](const char* what, const std::string& value) {
     Print(stdout, "{:<8} {}\n", what, Printable(value));
   };
-  const std::span<const AnswerField> fields = StatusObjectOf("broker").fields;
-  const auto cell = [&](std::string_view key) {
-    return Cell(broker, *std::ranges::find(fields, key, &AnswerField::key));
+  const auto cell = [&broker](std::string_view key) {
+    return CellOf("broker", broker, key);
   };
   line("broker", Format("penstockd {} (pid {}){}, up {}, CPU {}",
                         cell("version"), cell("pid"),
@@ -183,13 +188,15 @@ void PrintBroker(const Json& broker, const Json& stores) {
               cell("read_depth"), cell("read_depth_chosen")));
   line("sandbox", cell("sandbox"));
   if (!stores.empty()) {
-    const auto of = [&](size_t i) {
-      return Cell(stores, StatusObjectOf("stores").fields[i]);
+    const auto of = [&stores](std::string_view key) {
+      return CellOf("stores", stores, key);
     };
     line("stores",
          Format("{} fetched, {}/s, {} requests in flight, {} queued; {} "
                 "retries, {} of them throttled; copies: {} of {}",
-                of(0), of(1), of(4), of(5), of(6), of(7), of(9), of(10)));
+                of("bytes"), of("bytes_per_s"), of("in_flight"), of("queued"),
+                of("retries"), of("throttled"), of("copies_bytes"),
+                of("copies_room_bytes")));
   }
   const uint64_t hidden = CountField(broker, "hidden_jobs").value_or(0);
   line("memory",
@@ -218,6 +225,7 @@ void PrintStatus(const Json& answer) {
   const std::vector<std::string> of_job = NamingFields(answer);
   StatusTable reading("job", "reading", of_job);
   StatusTable caches("job", "cache", of_job);
+  StatusTable remote("remote", "", of_job);
   const Json& jobs = ArrayField(answer, "jobs");
   const bool any_replicas =
       std::any_of(jobs.begin(), jobs.end(), [](const Json& job) {
@@ -231,6 +239,7 @@ void PrintStatus(const Json& answer) {
     PrintOfJob(answer, job, TextField(FieldOf(job, "bottleneck"), "text"));
     reading.Add(job, job);
     if (job.contains("cache")) caches.Add(job, job);
+    if (job.contains("remote")) remote.Add(job, job["remote"]);
     for (const Json& rank : ArrayField(job, "ranks")) ranks.Add(job, rank);
     for (const Json& each : ArrayField(job, "parts")) parts.Add(job, each);
     for (const Json& each : ArrayField(job, "producers")) {
@@ -238,7 +247,7 @@ void PrintStatus(const Json& answer) {
     }
   }
   for (const StatusTable* table :
-       {&reading, &caches, &parts, &ranks, &producers}) {
+       {&reading, &caches, &remote, &parts, &ranks, &producers}) {
     if (!table->empty()) Print(stdout, "\n{}", table->ToString());
   }
   for (const Json& read : ArrayField(answer, "late_reads")) {

@@ -6,6 +6,7 @@
 #include "client/command/first_batch.h"
 #include "client/command/output_file.h"
 #include "client/command/penstockd_output.h"
+#include "client/command/remote_cost.h"
 #include "client/command/spec_file.h"
 #include "client/command/subcommand.h"
 #include "client/private_broker/interrupt.h"
@@ -29,6 +30,7 @@ struct CheckOptions {
   bool json = false;
   bool syntax = false;
   bool row = true;
+  bool scan = true;
   bool all = false;
   std::string out = "broken.txt";
   PrivateBrokerOptions broker;
@@ -150,9 +152,10 @@ std::string BucketsText(std::span<const ElementSpec> buckets) {
 }
 
 StatusOr<DatasetIndex> IndexFor(PrivateBroker* broker, const SpecFile& file,
-                                int ranks, int replicas) {
+                                int ranks, int replicas, bool scan = true) {
   nlohmann::json more = nlohmann::json::object();
   if (replicas > 1) more["replicas"] = replicas;
+  if (!scan) more["scan"] = false;
   return IndexDataset(broker->AsCall(), file, ranks / replicas, more);
 }
 
@@ -248,6 +251,12 @@ void PrintIndex(const DatasetIndex& index, const CheckOptions& options,
   if (count("copied_files") != "0") {
     line("inflated", Format("{}, {}", Counted(count("copied_files"), "file"),
                             bytes("copied_bytes")));
+  }
+  if (const auto remote = RemoteDataOf(index)) {
+    line("object stores", Format("{}, {}", Counted(remote->files, "file"),
+                                 FormatBytes(remote->bytes)));
+    line("index", IndexText(index));
+    line("downloads", DownloadsText(*remote, 0));
   }
   told("fingerprint", "fingerprint");
   if (!index.class_names.empty()) {
@@ -451,8 +460,8 @@ StatusOr<int> Check(const CheckOptions& options) {
   std::vector<DatasetIndex> indexes;
   std::vector<std::optional<TriedRow>> rows;
   for (SpecFile& file : files) {
-    StatusOr<DatasetIndex> found =
-        IndexFor(broker.get(), file, options.ranks, options.replicas);
+    StatusOr<DatasetIndex> found = IndexFor(broker.get(), file, options.ranks,
+                                            options.replicas, options.scan);
     if (options.all && found.status().code() == StatusCode::kDataLoss) {
       // A record that a column is read of is broken.
       PENSTOCK_ASSIGN_OR_RETURN(file, OfAllRecords(broker.get(), file));
@@ -577,6 +586,11 @@ Subcommand AddCheck(Command parent) {
   check.AddFlag("!--no-row", &options->row,
                 "Do not try the first row of each dataset");
   check
+      .AddFlag("!--no-scan", &options->scan,
+               "Fail where files of object stores have no index, and say what "
+               "finding their records would download")
+      .Excludes(syntax);
+  check
       .AddFlag("--layouts", &options->layouts,
                "Also show the memory of each division of --ranks into ranks "
                "of several replicas")
@@ -601,6 +615,10 @@ With --all every record that `select` leaves is read and made once, by all
 steps of `map`. Records that fail are counted, and FILE has the number and
 the error of each, for `select: [exclude: FILE]`. Exit status 1: there are
 some.
+Of a dataset in object stores it says where indexes are from and what epochs
+download. Where files have no index, it reads them once for that, or with
+--no-scan says what that would download; `penstock index --out ADDRESS` puts
+indexes beside the files, and `penstock doctor ADDRESS` says how fast it is.
 
 Examples:
   penstock check train.yaml

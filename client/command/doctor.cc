@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <charconv>
+#include <cmath>
 #include <filesystem>
 #include <fstream>
 #include <limits>
@@ -31,6 +32,9 @@ constexpr double kNearlyAll = 0.9;  // of a memory limit that is promised
 // The part of the last minute in which some task waited for memory.
 constexpr double kPressure = 0.1;
 constexpr uint64_t kFreeBytesLeast = uint64_t{1} << 30;
+// S3 refuses a clock that is 900 s off.
+constexpr double kSkewSeconds = 300;
+constexpr double kSkewAdviceSeconds = 30;
 
 // The file's text, as far as a pseudo file goes; nullopt: there is none.
 std::optional<std::string> ReadFile(const std::string& path) {
@@ -89,6 +93,7 @@ class Examination {
     Governor();
     Clock();
     for (const std::string& path : machine_.paths) Data(path);
+    for (const Json& store : machine_.stores) Store(store);
     Folders();
     return std::move(findings_);
   }
@@ -532,6 +537,103 @@ class Examination {
           "a shuffled read is not a movement of the disk's head");
     }
     if (findings_.size() == before) Fine(subject, found);
+  }
+
+  void Store(const Json& store) {
+    const std::string url = TextField(store, "url", "?");
+    const std::string subject = "store " + url;
+    const std::string credentials = TextField(store, "credentials");
+    const double skew_s = NumberField(store, "clock_skew_s").value_or(0);
+    if (std::abs(skew_s) >= kSkewAdviceSeconds) {
+      Add(std::abs(skew_s) >= kSkewSeconds ? kProblem : kAdvice, subject,
+          Format("this machine's clock is {:.0f} s {} the store's",
+                 std::abs(skew_s), skew_s > 0 ? "ahead of" : "behind"),
+          "set the clock (timedatectl set-ntp true)",
+          "S3 refuses signatures that are 15 minutes off");
+    }
+    if (const Json& error = FieldOf(store, "error"); error.is_object()) {
+      return StoreError(store, error);
+    }
+    std::string best;
+    double most = 0;
+    for (const Json& rate : ArrayField(store, "rates")) {
+      const double bytes = NumberField(rate, "bytes_per_s").value_or(0);
+      if (bytes <= most) continue;
+      most = bytes;
+      best =
+          Format("{}/s with {} of 1 MiB at once",
+                 FormatBytes(static_cast<uint64_t>(bytes)),
+                 Counted(CountField(rate, "at_once").value_or(0), "request"));
+    }
+    Fine(subject,
+         Format("{:.0f} ms to the first byte, {}, {} small requests a second",
+                1000 * NumberField(store, "first_byte_s").value_or(0), best,
+                FormatCount(static_cast<uint64_t>(
+                    NumberField(store, "requests_per_s").value_or(0)))));
+    if (const auto listed = CountField(store, "listed")) {
+      Fine(subject,
+           Format("lists {} in {}", Counted(*listed, "object"),
+                  FormatSeconds(NumberField(store, "list_s").value_or(0))));
+    }
+    Fine(subject, "ranges are answered; credentials: " + credentials);
+    if (FieldOf(store, "etag") == false) {
+      Add(kAdvice, subject, "its objects have no ETags",
+          "give objects of other content other names",
+          "a changed object is seen by its time and size alone");
+    }
+    const uint64_t throttled = CountField(store, "throttled").value_or(0);
+    const uint64_t failures = CountField(store, "failed").value_or(0);
+    if (throttled + failures > 0) {
+      Add(kAdvice, subject,
+          Format("{} were refused as too many, {} failed",
+                 Counted(throttled, "request"), FormatCount(failures)),
+          "ask for a higher rate, or spread keys over more prefixes",
+          "no range waits for its next try");
+    }
+    const uint64_t free = CountField(store, "free_bytes").value_or(0);
+    const uint64_t room = CountField(store, "room_bytes").value_or(0);
+    const std::string copies =
+        Format("copies have {} of {}, with {} free", FormatBytes(room),
+               TextField(store, "folder"), FormatBytes(free));
+    if (free < kFreeBytesLeast) {
+      Add(kAdvice, subject, copies,
+          "free some, or set PENSTOCK_CACHE_DIR to a folder of a larger disk",
+          "what was fetched is kept for the next epoch");
+    } else {
+      Fine(subject, copies);
+    }
+  }
+
+  void StoreError(const Json& store, const Json& error) {
+    const std::string step = TextField(error, "step");
+    const auto code =
+        static_cast<StatusCode>(CountField(error, "code").value_or(0));
+    const std::string found = TextField(error, "text", "it cannot be read");
+    std::string change;
+    if (step == "start") {
+      change =
+          found.find("pip install") == std::string::npos
+              ? "look at PENSTOCK_PYTHON and PENSTOCK_CACHE_DIR"
+              : "pip install obstore, or set PENSTOCK_PYTHON to a Python that "
+                "has it";
+    } else if (step == "resolve") {
+      change = "look at the address, DNS, AWS_ENDPOINT_URL and HTTPS_PROXY";
+    } else if (code == StatusCode::kPermissionDenied) {
+      change = Format(
+          "give credentials that may list and read it, by the environment or a "
+          "profile; those tried: {}",
+          TextField(store, "credentials", "none"));
+    } else if (code == StatusCode::kNotFound ||
+               code == StatusCode::kInvalidArgument) {
+      change = "correct the address: wanted a bucket, a prefix or an object";
+    } else if (step == "read_small") {
+      change =
+          "use a store or a web server that answers ranges (Range: bytes=)";
+    } else {
+      change = "look at the network and the store's state; try again";
+    }
+    Add(kProblem, "store " + TextField(store, "url", "?"), found,
+        std::move(change), "its files can be read from here");
   }
 
   bool Rotational(const std::string& device) const {

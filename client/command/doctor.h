@@ -1,5 +1,5 @@
-// What `penstock doctor` looks at: the machine, the data's file systems and a
-// running broker, for what holds up or endangers jobs.
+// What `penstock doctor` looks at: the machine, the data's file systems, object
+// stores and a running broker, for what holds up or endangers jobs.
 //
 // Examine is a pure function of Machine: files are read below `root`, anything
 // else is in a field, so that tests can make up a machine. A file that is
@@ -42,6 +42,8 @@ struct Machine {
   Status answered;         // of the request for its status
   nlohmann::json status;   // the answer; null: none
   std::vector<std::string> paths;  // of data, absolute
+  // What `penstockd --try-store` found of each address.
+  std::vector<nlohmann::json> stores;
   // Why this user cannot read a path; "": it can.
   std::function<std::string(const std::string&)> unreadable;
   struct Space {
@@ -51,7 +53,7 @@ struct Machine {
   std::function<std::optional<Space>(const std::string&)> space;
 };
 
-// This machine. paths: of data, as the user wrote them.
+// This machine. paths: of files, as the user wrote them.
 Machine ThisMachine(const std::string& socket,
                     const std::vector<std::string>& paths);
 

@@ -15,10 +15,12 @@
 
 #include "client/command/doctor.h"
 #include "client/command/job_options.h"
+#include "client/command/penstockd_output.h"
 #include "client/command/subcommand.h"
 #include "client/penstock.h"
 #include "client/private_broker/control_call.h"
 #include "client/private_broker/json_field.h"
+#include "client/private_broker/progress_bar.h"
 #include "common/command_line.h"
 #include "common/message.h"
 #include "common/printable.h"
@@ -31,9 +33,23 @@ constexpr const char* kSeverityNames[] = {"fine", "advice", "problem"};
 
 struct DoctorOptions {
   std::string socket;
-  std::vector<std::string> paths;
+  std::vector<std::string> data;
+  double seconds = 5;
   bool json = false;
 };
+
+// Through penstockd, whose process fetches: with its Python and credentials.
+StatusOr<nlohmann::json> TryStore(const std::string& url, double seconds) {
+  ProgressBar bar("trying " + url, "");
+  uint64_t rounds = 0;
+  PENSTOCK_ASSIGN_OR_RETURN(
+      const std::vector<char> output,
+      PenstockdOutput({"--try-store", url, "--seconds", Format("{}", seconds)},
+                      [&](size_t) { bar.Update(++rounds, 0); }));
+  nlohmann::json found = nlohmann::json::parse(output, nullptr, false);
+  if (!found.is_object()) return InternalError("penstockd told nothing");
+  return found;
+}
 
 // The errno of making a ring; 0: it works. An invalid flag is refused after
 // all questions of permission.
@@ -50,8 +66,20 @@ std::string UserName() {
 }
 
 StatusOr<int> Diagnose(const DoctorOptions& options) {
-  const std::vector<Finding> findings =
-      Examine(ThisMachine(options.socket, options.paths));
+  std::vector<std::string> paths;
+  std::vector<nlohmann::json> stores;
+  for (const std::string& each : options.data) {
+    if (each.find("://") == std::string::npos) {
+      paths.push_back(each);
+      continue;
+    }
+    PENSTOCK_ASSIGN_OR_RETURN(nlohmann::json found,
+                              TryStore(each, options.seconds));
+    stores.push_back(std::move(found));
+  }
+  Machine machine = ThisMachine(options.socket, paths);
+  machine.stores = stores;
+  const std::vector<Finding> findings = Examine(machine);
   const auto of = [&](Severity severity) {
     return static_cast<uint64_t>(std::count_if(
         findings.begin(), findings.end(),
@@ -69,7 +97,10 @@ StatusOr<int> Diagnose(const DoctorOptions& options) {
            {"change", each.change},
            {"gain", each.gain}});
     }
-    PrintJson({{"findings", list}, {"problems", problems}, {"advice", advice}});
+    nlohmann::json json = {
+        {"findings", list}, {"problems", problems}, {"advice", advice}};
+    if (!stores.empty()) json["stores"] = stores;
+    PrintJson(json);
   } else {
     for (const Finding& each : findings) {
       Print(stdout, "{:<8} {}: {}\n",
@@ -128,10 +159,15 @@ Subcommand AddDoctor(Command parent) {
   Command doctor = parent.AddCommand(
       "doctor", "Look at this machine, and say what to change for what gain");
   const auto options = std::make_shared<DoctorOptions>();
-  doctor.AddOption("DATA", &options->paths,
+  doctor.AddOption("DATA", &options->data,
                    "Files or folders of data, whose file systems are looked "
-                   "at");
+                   "at; addresses of object stores, which are read from");
   AddSocketOption(doctor, &options->socket);
+  doctor
+      .AddOption("--seconds", &options->seconds,
+                 "For how long a store is read from (default: 5)")
+      .Type("N")
+      .InRange(0.5, 600.0);
   doctor.AddFlag("--json", &options->json, "Print one JSON object");
   doctor.SetFooter(R"(
 Changes nothing. The exit status is 1 if there is a problem: something
@@ -139,7 +175,8 @@ does not work, or will not; advice alone is 0.
 
 Examples:
   penstock doctor
-  penstock doctor /data/imagenet --json)");
+  penstock doctor /data/imagenet --json
+  penstock doctor s3://bucket/train)");
   return {doctor, [options] { return Diagnose(*options); }};
 }
 

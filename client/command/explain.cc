@@ -66,6 +66,11 @@ double MadeWith(const Measurements& measured, uint32_t more) {
   return measured.made_per_s + more * std::clamp(added, 0.0, part);
 }
 
+// What reads, if nothing is kept.
+const char* ColdName(const Measurements& measured) {
+  return measured.remote ? "the network" : "storage";
+}
+
 // ", then storage limits".
 std::string ThenText(const Gain& gain) {
   return gain.limit == nullptr ? ""
@@ -125,8 +130,9 @@ Advice AdviceToMake(const Measurements& measured,
 Advice AdviceToStorage(const Measurements& measured,
                        const std::vector<Stage>& stages, size_t narrowest) {
   Advice advice;
-  advice.limit = "storage";
-  advice.text = "Storage is the narrowest";
+  const std::string name = measured.remote ? "The network" : "Storage";
+  advice.limit = measured.remote ? "network" : "storage";
+  advice.text = name + " is the narrowest";
   if (const auto& cold = measured.cold) {
     advice.text += Format(
         ": {}/s, {} a read",
@@ -136,15 +142,17 @@ Advice AdviceToStorage(const Measurements& measured,
   advice.text += ".";
   const Gain twice = GainOf(stages, narrowest, 2);
   advice.gain = twice.times;
-  advice.text += Format(" Storage twice as fast gives {}{}.",
+  advice.text += Format(" {} twice as fast gives {}{}.", name,
                         TimesText(twice.times), ThenText(twice));
   if (measured.cold && measured.cached) {
     const Gain cached = GainOf(stages, narrowest,
                                measured.cached->per_s / measured.cold->per_s);
     advice.gain = std::max(advice.gain, cached.times);
-    advice.text += Format(" From the page cache it is {}{}",
+    advice.text += Format(" From {} it is {}{}",
+                          measured.remote ? "local copies" : "the page cache",
                           TimesText(cached.times), ThenText(cached));
-    if (measured.data_bytes > 0 && measured.memory_bytes > 0) {
+    if (!measured.remote && measured.data_bytes > 0 &&
+        measured.memory_bytes > 0) {
       advice.text += Format(
           ": all records have about {}, {} of memory are available, {}",
           FormatBytes(measured.data_bytes), FormatBytes(measured.memory_bytes),
@@ -210,7 +218,8 @@ const PartTime* LargestOf(const std::vector<PartTime>& parts) {
 std::vector<Stage> StagesOf(const Measurements& measured) {
   std::vector<Stage> stages;
   if (measured.cold) {
-    stages.push_back({Stage::Kind::kStorage, "storage", measured.cold->per_s});
+    stages.push_back(
+        {Stage::Kind::kStorage, ColdName(measured), measured.cold->per_s});
   }
   // Some file systems keep nothing in the page cache: less is chance.
   constexpr double kFaster = 1.5;
@@ -309,8 +318,9 @@ std::string ExplainTable(const Measurements& measured, int columns) {
     rows.push_back(std::move(row));
   };
   if (measured.cold) {
-    add(Stage::Kind::kStorage, {"storage", TimeText(1 / measured.cold->per_s),
-                                "", measured.cold->per_s});
+    add(Stage::Kind::kStorage,
+        {ColdName(measured), TimeText(1 / measured.cold->per_s), "",
+         measured.cold->per_s});
   }
   if (measured.cached) {
     add(Stage::Kind::kCached,

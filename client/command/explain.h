@@ -32,6 +32,7 @@ struct PartTime {
 struct Measurements {
   std::optional<ReadRate> cold;
   std::string cold_why;  // why there is none
+  bool remote = false;   // what is cold is in object stores
   std::optional<ReadRate> cached;
   std::vector<PartTime> parts;
   uint32_t workers = 1;    // that made the rows

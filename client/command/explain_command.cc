@@ -20,6 +20,7 @@
 #include "client/command/job_options.h"
 #include "client/command/output_file.h"
 #include "client/command/penstockd_output.h"
+#include "client/command/remote_cost.h"
 #include "client/command/spec_file.h"
 #include "client/command/subcommand.h"
 #include "client/penstock.h"
@@ -61,6 +62,7 @@ constexpr int kColumns = 100;  // where there is no terminal
 struct ExplainOptions {
   JobOptions job;  // its name may be the path of a spec
   double seconds = 15;
+  std::string bandwidth;  // "": as measured
   bool json = false;
   PrivateBrokerOptions broker;
 };
@@ -288,8 +290,10 @@ std::optional<OrderedJson> WithSmaller(OrderedJson spec, uint64_t step,
 }
 
 // Errors of one step's record are those of `penstock check`, not of this.
+// *bytes_per_s: fetched from object stores.
 Status MeasureStorage(PrivateBroker& broker, const ExplainOptions& options,
-                      const OrderedJson& spec, Measurements* measured) {
+                      const OrderedJson& spec, Measurements* measured,
+                      double* bytes_per_s) {
   const std::string path = broker.folder() + "/explain.yaml";
   PENSTOCK_RETURN_IF_ERROR(WriteWhole(path, JsonLine(spec)));
   const double seconds = kReadsShare * options.seconds;
@@ -311,6 +315,7 @@ Status MeasureStorage(PrivateBroker& broker, const ExplainOptions& options,
   measured->cold = ReadRateOf(FieldOf(read, "cold"));
   measured->cached = ReadRateOf(FieldOf(read, "cached"));
   measured->cold_why = TextField(read, "cold_why");
+  *bytes_per_s = NumberField(read, "fetched_bytes_per_s").value_or(0);
   if (FieldOf(read, "reads") == false) {
     measured->cold_why = "its records need no reads";
   }
@@ -339,6 +344,12 @@ std::vector<PartTime> WithoutClock(std::vector<PartTime> parts, double per_s) {
 
 StatusOr<int> ExplainSpec(const ExplainOptions& options) {
   PENSTOCK_ASSIGN_OR_RETURN(const SpecFile file, ReadSpecFile(options.job.job));
+  double given_per_s = 0;
+  if (!options.bandwidth.empty()) {
+    const StatusOr<uint64_t> parsed = ParseBytes(options.bandwidth);
+    if (!parsed.ok()) return parsed.status().Prepend("--bandwidth");
+    given_per_s = static_cast<double>(*parsed);
+  }
   PENSTOCK_ASSIGN_OR_RETURN(const std::unique_ptr<PrivateBroker> broker,
                             PrivateBroker::Start(options.broker));
   PENSTOCK_ASSIGN_OR_RETURN(const DatasetIndex index,
@@ -357,8 +368,12 @@ StatusOr<int> ExplainSpec(const ExplainOptions& options) {
   for (const Feature& each : index.element_spec) {
     measured.row_bytes += static_cast<double>(each.RowBytes());
   }
+  const std::optional<RemoteData> remote = RemoteDataOf(index);
+  measured.remote = remote.has_value();
+  double bytes_per_s = 0;
   PENSTOCK_RETURN_IF_ERROR(
-      MeasureStorage(*broker, options, runs.spec(), &measured));
+      MeasureStorage(*broker, options, runs.spec(), &measured, &bytes_per_s));
+  if (given_per_s > 0) bytes_per_s = given_per_s;
   if (const auto& read = measured.cold ? measured.cold : measured.cached) {
     measured.data_bytes = static_cast<uint64_t>(
         read->sample_bytes * static_cast<double>(index.records));
@@ -411,6 +426,7 @@ StatusOr<int> ExplainSpec(const ExplainOptions& options) {
     OrderedJson json = ExplainJson(measured);
     json["dataset"] = index.dataset;
     json["records"] = index.records;
+    if (remote) json["remote"] = RemoteJson(*remote, bytes_per_s);
     PrintJson(json);
     return 0;
   }
@@ -422,6 +438,10 @@ StatusOr<int> ExplainSpec(const ExplainOptions& options) {
         AdviceOf(measured).text);
   if (!measured.cold && !measured.cold_why.empty()) {
     Print(stdout, "Storage was not measured cold: {}.\n", measured.cold_why);
+  }
+  if (remote) {
+    Print(stdout, "{}\n",
+          RemoteText(*remote, bytes_per_s, measured.made_per_s));
   }
   return 0;
 }
@@ -507,6 +527,8 @@ Measurements OfJob(const JobSample& before, const JobSample& after) {
   const double reads = increase("reads");
   if (reading > kReadsLimit && reads > 0 && measured.whole_per_s > 0) {
     // While workers wait for reads, these come as fast as they can.
+    measured.remote =
+        TextField(FieldOf(after.job, "bottleneck"), "what") == "network";
     measured.cold = ReadRate{measured.whole_per_s,
                              increase("bytes_read") / increase("rows"),
                              seconds * measured.workers * reading / reads};
@@ -573,6 +595,11 @@ Subcommand AddExplain(Command parent) {
                  "For how long it measures (default: 15)")
       .Type("N")
       .InRange(kSecondsMin, kSecondsMax);
+  explain
+      .AddOption("--bandwidth", &options->bandwidth,
+                 "Of the network, in bytes a second: for what a dataset in "
+                 "object stores downloads (default: as measured)")
+      .Type("SIZE");
   explain.AddFlag("--json", &options->json, "Print one JSON object");
   options->job.AddTo(explain);
   options->broker.AddTo(explain);
@@ -581,7 +608,8 @@ Of a spec, a private broker and one process that only reads its batches
 show what this machine can do: reads of storage and of the page cache, each
 step of `map`, the whole, and the whole without storage (repeat_first). The
 first records are dropped from the page cache for it. Of a running job, its
-ranks are a stage too.
+ranks are a stage too. Of a dataset in object stores it says what epochs
+download, for how long, and which window of files makes that less.
 
 Examples:
   penstock explain train.yaml

@@ -39,9 +39,12 @@ constexpr Metric kMetrics[] = {
     {"penstock_store_bytes_total", "stores", "bytes"},
     {"penstock_store_requests_total", "stores", "requests"},
     {"penstock_store_requests_in_flight", "stores", "in_flight"},
+    {"penstock_store_ranges_queued", "stores", "queued"},
     {"penstock_store_retries_total", "stores", "retries"},
     {"penstock_store_throttled_total", "stores", "throttled"},
+    {"penstock_store_hedged_total", "stores", "hedged"},
     {"penstock_store_copies_bytes", "stores", "copies_bytes"},
+    {"penstock_store_copies_room_bytes", "stores", "copies_room_bytes"},
     {"penstock_late_reads", "late read", "", kCount,
      "reads in flight for more than a second"},
 
@@ -73,6 +76,11 @@ constexpr Metric kMetrics[] = {
     {"penstock_job_rows_numa_local_total", "job", "rows_local"},
     {"penstock_job_rows_numa_remote_total", "job", "rows_remote"},
     {"penstock_job_pages_elsewhere", "job", "pages_elsewhere"},
+    {"penstock_job_remote_bytes_total", "remote", "bytes"},
+    {"penstock_job_remote_fetched_bytes_total", "remote", "fetched_bytes"},
+    {"penstock_job_remote_wait_seconds_total", "remote", "wait_s"},
+    {"penstock_job_rows_ahead", "remote", "rows_ahead"},
+    {"penstock_job_ahead_seconds", "remote", "ahead_s"},
     {"penstock_job_slots", "slots", "state", kFields, "its slots by state"},
     {"penstock_job_bottleneck_info", "bottleneck", "what", kInfo,
      "what limits it"},
@@ -182,6 +190,7 @@ class Answer {
     labels = With(labels, NumberLabel("uid", job, "uid"));
     labels = With(labels, NumberLabel("consumer", job, "consumer"));
     if (!Add("job", job, labels)) return;
+    Add("remote", FieldOf(job, "remote"), labels);
     Add("slots", FieldOf(job, "slots"), labels);
     Add("rows failed", FieldOf(job, "rows_failed"), labels);
     Add("bottleneck", FieldOf(job, "bottleneck"), labels);

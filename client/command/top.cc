@@ -121,6 +121,7 @@ std::vector<std::string> Header(const TopSample& before, const TopSample& now,
   const double hits = SumOf(before, now, "cache_hits");
   const size_t late = ArrayField(now.status, "late_reads").size();
   const uint64_t limit = CountField(broker, "memory_limit_bytes").value_or(0);
+  const Json& stores = FieldOf(now.status, "stores");
   std::string text =
       Format("penstockd {} (pid {}), up {}", TextField(broker, "version", "?"),
              CountField(broker, "pid").value_or(0),
@@ -130,7 +131,7 @@ std::vector<std::string> Header(const TopSample& before, const TopSample& now,
   text +=
       std::string(settings.columns > used ? settings.columns - used : 1, ' ') +
       settings.clock;
-  return {
+  std::vector<std::string> lines = {
       Printable(text),
       Format("workers  {}: {:.1f} make rows, {:.1f} wait for reads; {:.1f} "
              "processors used",
@@ -151,6 +152,43 @@ std::vector<std::string> Header(const TopSample& before, const TopSample& now,
              limit == 0 ? "" : Format(" of {}", FormatBytes(limit)),
              FormatBytes(CountField(broker, "resident_bytes").value_or(0))),
   };
+  if (stores.is_object()) {
+    const auto of = [&](const char* key) {
+      return Growth(before, now)
+          .Of(FieldOf(before.status, "stores"), stores, key)
+          .value_or(0);
+    };
+    const auto count = [&](const char* key) {
+      return FormatCount(CountField(stores, key).value_or(0));
+    };
+    lines.push_back(Format(
+        "network  {}/s fetched, {} requests/s, {} in flight, {} queued; {} "
+        "retries/s; copies {} of {}",
+        FormatBytes(static_cast<uint64_t>(of("bytes"))), Rate(of("requests")),
+        count("in_flight"), count("queued"), Rate(of("retries")),
+        FormatBytes(CountField(stores, "copies_bytes").value_or(0)),
+        FormatBytes(CountField(stores, "copies_room_bytes").value_or(0))));
+  }
+  return lines;
+}
+
+// "24 MiB/s needed of object stores, 52 % in copies (48 % of all), 3.2 s ahead"
+std::string RemoteText(const Json& before, const Json& now,
+                       const Growth& growth) {
+  if (!now.is_object()) return "";
+  const auto share = [&now](const char* key) {
+    const std::optional<double> value = NumberField(now, key);
+    return value ? Percent(*value) : "-";
+  };
+  const std::optional<double> ahead_s = NumberField(now, "ahead_s");
+  return Format(
+      "{}/s needed of object stores, {} of it in copies ({} since the job "
+      "began), {} rows{} ahead",
+      FormatBytes(
+          static_cast<uint64_t>(growth.Of(before, now, "bytes").value_or(0))),
+      share("hit_rate"), share("hit_rate_all"),
+      FormatCount(CountField(now, "rows_ahead").value_or(0)),
+      ahead_s ? " (" + FormatSeconds(*ahead_s) + ")" : "");
 }
 
 std::vector<std::string> Jobs(const TopSample& before, const TopSample& now,
@@ -171,6 +209,8 @@ std::vector<std::string> Jobs(const TopSample& before, const TopSample& now,
     std::vector<std::string>& more = below.emplace_back();
     for (const std::string& text :
          {TextField(FieldOf(job, "bottleneck"), "text"),
+          RemoteText(FieldOf(job_before, "remote"), FieldOf(job, "remote"),
+                     growth),
           TextField(job, "last_error")}) {
       const std::vector<std::string> lines =
           Wrapped(Printable(text), settings.columns, "  ");

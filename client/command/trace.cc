@@ -85,12 +85,13 @@ struct Activity {
   const char* name;
   const char* argument;
 };
-constexpr std::array<Activity, 5> kActivities = {{
+constexpr std::array<Activity, 6> kActivities = {{
     {"make rows", "rows"},
     {"call function", "rows"},
-    {"wait for reads", ""},
+    {"wait for reads", "of object stores"},
     {"wait for a batch", "taken"},
     {"batch", "batch"},
+    {"fetch", "bytes"},
 }};
 
 // Where an event is shown: a group of tracks, named, and one of its tracks.
@@ -121,8 +122,11 @@ Track TrackOf(const TraceEvent& event, const std::string& job) {
     case TraceActivity::kFunction:
       return {kFirstGroup + 1, "penstockd: function processes",
               Format("process of thread {}", event.who)};
+    case TraceActivity::kFetch:
+      return {kFirstGroup + 2, "penstockd: fetches of object stores",
+              Format("fetch {}", event.who)};
     default:
-      return {kFirstGroup + 2 + event.job, Format("job {}", job),
+      return {kFirstGroup + 3 + event.job, Format("job {}", job),
               Format("rank {}", event.who)};
   }
 }
@@ -164,7 +168,12 @@ std::string ChromeTrace(const Json& answer,
     }
     Json args = Json::object();
     if (!job.empty()) args["job"] = job;
-    if (*activity.argument != '\0') args[activity.argument] = event.rows;
+    args[activity.argument] = event.rows;
+    if (event.activity == TraceActivity::kFetch) {
+      args["retries"] = event.more >> kFetchWaitBits;
+      args["waited for its turn, ms"] =
+          event.more & ((1u << kFetchWaitBits) - 1);
+    }
     text += Format(
         "{{\"ph\":\"X\",\"cat\":\"penstock\",\"name\":\"{}\",\"pid\":{},"
         "\"tid\":{},\"ts\":{},\"dur\":{},\"args\":{}}},\n",
@@ -225,7 +234,8 @@ Subcommand AddTrace(Command parent) {
   options->job.AddTo(trace);
   trace.SetFooter(R"(
 Open the file at ui.perfetto.dev or chrome://tracing. Workers are shown with
-the rows of all jobs, ranks with their batches and waits, seen to a millisecond.
+the rows of all jobs, ranks with their batches and waits, seen to a millisecond,
+and what is fetched from object stores with its retries.
 
 Examples:
   penstock trace train --seconds 5 --out trace.json

@@ -289,6 +289,76 @@ TEST_F(DoctorTest, FileSystemsOfTheData) {
   Expect(kAdvice, "data /data/remote/train", "strictatime", "noatime");
 }
 
+TEST_F(DoctorTest, StoresThatAnswer) {
+  nlohmann::json store = {
+      {"url", "s3://bucket/train"},
+      {"credentials", "AWS_ACCESS_KEY_ID of the environment"},
+      {"clock_skew_s", 0.4},
+      {"listed", 12},
+      {"list_s", 0.05},
+      {"etag", true},
+      {"first_byte_s", 0.0214},
+      {"rates",
+       {{{"at_once", 1}, {"bytes_per_s", 1 << 20}},
+        {{"at_once", 16}, {"bytes_per_s", 48 << 20}},
+        {{"at_once", 64}, {"bytes_per_s", 40 << 20}}}},
+      {"requests_per_s", 1234.5},
+      {"throttled", 0},
+      {"failed", 0},
+      {"folder", "/cache/objects"},
+      {"room_bytes", uint64_t{20} << 30},
+      {"free_bytes", uint64_t{40} << 30}};
+  machine_.stores = {store};
+  std::string all;
+  for (const Finding& each : Examine(machine_)) {
+    EXPECT_EQ(each.severity, Severity::kFine) << each.found;
+    all += each.found + "\n";
+  }
+  EXPECT_THAT(all, HasSubstr("21 ms to the first byte, 48.0 MiB/s with 16 "
+                             "requests of 1 MiB at once, 1,234 small requests "
+                             "a second\n"));
+  EXPECT_THAT(all, HasSubstr("AWS_ACCESS_KEY_ID of the environment"));
+  const auto with = [&](const char* key, const nlohmann::json& value) {
+    machine_.stores = {store};
+    machine_.stores[0][key] = value;
+  };
+  const std::string subject = "store s3://bucket/train";
+  with("etag", false);
+  Expect(kAdvice, subject, "no ETags", "other names");
+  with("throttled", 5);
+  Expect(kAdvice, subject, "5 requests were refused as too many", "prefixes");
+  with("free_bytes", 1000);
+  Expect(kAdvice, subject, "/cache/objects", "PENSTOCK_CACHE_DIR");
+  with("clock_skew_s", -60);
+  Expect(kAdvice, subject, "60 s behind the store's", "timedatectl");
+  with("clock_skew_s", 1000);
+  Expect(kProblem, subject, "1000 s ahead of the store's", "timedatectl");
+}
+
+TEST_F(DoctorTest, StoresThatDoNot) {
+  const auto failing = [this](const char* step, StatusCode code,
+                              const char* text) {
+    machine_.stores = {
+        {{"url", "s3://b/k"},
+         {"credentials", "boto3: sso"},
+         {"error",
+          {{"step", step}, {"code", static_cast<int>(code)}, {"text", text}}}}};
+  };
+  const std::string subject = "store s3://b/k";
+  failing("start", StatusCode::kInvalidArgument, "pip install obstore into");
+  Expect(kProblem, subject, "pip install", "PENSTOCK_PYTHON");
+  failing("resolve", StatusCode::kUnavailable, "its name is not resolved");
+  Expect(kProblem, subject, "not resolved", "DNS");
+  failing("choose", StatusCode::kPermissionDenied, "the store refuses");
+  Expect(kProblem, subject, "the store refuses", "those tried: boto3: sso");
+  failing("choose", StatusCode::kNotFound, "there is no such bucket");
+  Expect(kProblem, subject, "no such bucket", "correct the address");
+  failing("read_small", StatusCode::kUnavailable, "it has no ranges");
+  Expect(kProblem, subject, "no ranges", "answers ranges");
+  failing("read_large", StatusCode::kUnavailable, "connection reset");
+  Expect(kProblem, subject, "connection reset", "the network");
+}
+
 TEST_F(DoctorTest, FoldersThatAreFull) {
   machine_.space =
       [](const std::string& path) -> std::optional<Machine::Space> {

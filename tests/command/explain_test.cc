@@ -41,6 +41,20 @@ Measurements Pictures() {
   return measured;
 }
 
+TEST(ExplainTest, WhatIsReadOfObjectStoresIsTheNetwork) {
+  Measurements measured = Pictures();
+  measured.remote = true;
+  measured.cold->per_s = 500;
+  EXPECT_EQ(StagesOf(measured)[0].name, "the network");
+  const Advice advice = AdviceOf(measured);
+  EXPECT_EQ(advice.limit, "network");
+  EXPECT_THAT(advice.text,
+              AllOf(HasSubstr("The network is the narrowest: 47.7 MiB/s"),
+                    HasSubstr("From local copies it is 3.80 x, then making "
+                              "rows limits"),
+                    Not(HasSubstr("torage"))));
+}
+
 TEST(ExplainTest, TheStageWithTheLeastSamplesPerSecondIsTheNarrowest) {
   const std::vector<Stage> stages = StagesOf(Pictures());
   ASSERT_EQ(stages.size(), 4u);

@@ -70,6 +70,7 @@ Json MadeStatus() {
   status["stores"] = Made("stores");
   status["late_reads"] = Json::array({Made("late read")});
   Json job = Made("job");
+  job["remote"] = Made("remote");
   job["slots"] = Made("slots");
   job["rows_failed"] = Made("rows failed");
   job["bottleneck"] = Made("bottleneck");

@@ -72,6 +72,37 @@ TEST(TopTest, RatesAreOfTheTimeBetweenTwoAnswers) {
           "rank 1 is the bottleneck"));
 }
 
+TEST(TopTest, ObjectStoresHaveALineWhereThereAreAny) {
+  const auto status = [](int looks) {
+    Json status = Status(looks);
+    status["stores"] = {{"bytes", looks << 20},
+                        {"requests", 10 * looks},
+                        {"retries", 0},
+                        {"in_flight", 16},
+                        {"queued", 3},
+                        {"copies_bytes", 1 << 20},
+                        {"copies_room_bytes", 4 << 20}};
+    status["jobs"][0]["remote"] = {{"bytes", looks << 21},
+                                   {"hit_rate", 0.5},
+                                   {"hit_rate_all", 0.25},
+                                   {"rows_ahead", 2'000},
+                                   {"ahead_s", 2.0}};
+    return status;
+  };
+  TopSettings settings;
+  settings.columns = 120;
+  const auto lines = TopScreen({status(1), 100}, {status(3), 102}, &settings);
+  EXPECT_EQ(
+      lines[4],
+      "network  1.0 MiB/s fetched, 10 requests/s, 16 in flight, 3 queued; "
+      "0 retries/s; copies 1.0 MiB of 4.0 MiB");
+  EXPECT_THAT(
+      lines,
+      testing::Contains("  2.0 MiB/s needed of object stores, 50 % of it in "
+                        "copies (25 % since the job began), 2,000 rows (2.0 s) "
+                        "ahead"));
+}
+
 // A refresh of the largest answer costs what a screen does, not jobs squared.
 TEST(TopTest, ManyJobsAndRanksScrollInAScreen) {
   for (const auto& [jobs, ranks] : {std::pair{256, 4}, std::pair{1, 1024}}) {

@@ -1,7 +1,7 @@
 // Promise: `penstock status` names the bottleneck: the ranks, one rank,
-// decoding, a Python function, producers, storage, or a rank that is missing or
-// hangs. Method: the pure function of the verdict on made-up samples; then a
-// real broker with each of these made slow.
+// decoding, a Python function, producers, storage, the network, or a rank that
+// is missing or hangs. Method: the pure function of the verdict on made-up
+// samples; then a real broker with each of these made slow.
 #include "broker/job/bottleneck.h"
 
 #include <atomic>
@@ -38,15 +38,17 @@ class Observed {
     int64_t progress = 0;  // negative: half steps behind
     double takes = 0;      // batches a second
   };
-  // decoding, storage: parts of the workers' time.
+  // decoding, storage, network: parts of the workers' time.
   Observed& For(int samples, double decoding, double storage,
-                const std::vector<Rank>& ranks, bool starved = false) {
+                const std::vector<Rank>& ranks, bool starved = false,
+                double network = 0) {
     wait_ns_.resize(ranks.size());
     taken_.resize(ranks.size());
     for (int i = 0; i < samples; ++i) {
       now_ns_ += kSampleNs;
       decode_ns_ += static_cast<uint64_t>(decoding * kPool * kSampleNs);
       read_ns_ += static_cast<uint64_t>(storage * kPool * kSampleNs);
+      fetch_ns_ += static_cast<uint64_t>(network * kPool * kSampleNs);
       std::vector<RecentUse::Rank> seen;
       for (uint32_t rank = 0; rank < ranks.size(); ++rank) {
         wait_ns_[rank] += static_cast<uint64_t>(ranks[rank].waits * kSampleNs);
@@ -55,7 +57,8 @@ class Observed {
                         1000 + i + ranks[rank].progress, false, false, true,
                         static_cast<uint64_t>(taken_[rank])});
       }
-      use_.Add(now_ns_, decode_ns_, read_ns_, seen, starved);
+      use_.Add(now_ns_, decode_ns_, read_ns_, seen, starved, {}, true,
+               fetch_ns_);
     }
     pool_ = {kPool, decoding, storage, 1 - decoding - storage};
     return *this;
@@ -83,6 +86,7 @@ class Observed {
   uint64_t now_ns_ = 1;
   uint64_t decode_ns_ = 0;
   uint64_t read_ns_ = 0;
+  uint64_t fetch_ns_ = 0;
   uint64_t waits_ = 0;
   std::vector<uint64_t> wait_ns_;
   std::vector<double> taken_;
@@ -106,6 +110,16 @@ TEST(BottleneckTest, WhatTheWorkersDoWhileRanksWaitIsIt) {
   const Bottleneck storage = Observed().For(30, 0.05, 0.9, {{0.6}}).Found();
   EXPECT_EQ(storage.what, What::kStorage);
   EXPECT_THAT(storage.text, HasSubstr("workers wait 90 % for reads"));
+  const Bottleneck network =
+      Observed().For(30, 0.05, 0.9, {{0.6}}, false, 0.7).Found();
+  EXPECT_EQ(network.what, What::kNetwork);
+  EXPECT_EQ(network.text,
+            "the network is the bottleneck: workers wait 90 % for object "
+            "stores, decode 5 %, ranks wait 60 % of the time");
+  EXPECT_EQ(network.ToJson()["what"], "network");
+  EXPECT_NEAR(network.ToJson()["network"].get<double>(), 0.7, 0.01);
+  EXPECT_EQ(Observed().For(30, 0.05, 0.9, {{0.6}}, false, 0.2).Found().what,
+            What::kStorage);
   const Bottleneck late = Observed().For(30, 0.1, 0, {{0.6}}).Found();
   EXPECT_THAT(late.text, HasSubstr("a larger `prefetch` may help"));
 }

@@ -107,6 +107,18 @@ TEST_F(RemoteFileTest, WhatIsNotThereIsAskedForOnce) {
   EXPECT_THAT(TakeAsked(), IsEmpty());
 }
 
+TEST_F(RemoteFileTest, AHoldTellsWhatIsFetchedForIt) {
+  Open(10 * kBlock + 5, 4);
+  const auto hold = [this](uint64_t first, uint64_t blocks) {
+    return file_->Hold({first * kBlock, blocks * kBlock}, nullptr, Ask::kFetch);
+  };
+  EXPECT_EQ(hold(1, 1), 4 * kBlock);  // its unit
+  EXPECT_EQ(hold(2, 3), 4 * kBlock);  // the next one
+  EXPECT_EQ(hold(9, 1), 2 * kBlock + 5);
+  Come(0, 4, /*kept=*/true);
+  EXPECT_EQ(hold(0, 4), 0u);
+}
+
 TEST_F(RemoteFileTest, WhatSomebodyWaitsForIsPromotedAndNotAskedForTwice) {
   Open(10 * kBlock, 1);
   Hold(0, 4 * kBlock);
