@@ -482,8 +482,6 @@ void Fetcher::TakeUse(nlohmann::json use) {
     use[key] = NumberOf(former_use_, key) + all -
                std::min(all, NumberOf(first_use_, key));
   }
-  use["bytes_per_s_most"] = std::max(NumberOf(use_, "bytes_per_s_most"),
-                                     NumberOf(use, "bytes_per_s"));
   use_ = std::move(use);
 }
 

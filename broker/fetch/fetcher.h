@@ -121,8 +121,8 @@ class Fetcher final : public Stores {
   std::map<uint64_t, std::weak_ptr<RemoteFile>> lost_;
   uint64_t last_call_ = 0;
   nlohmann::json use_ = nlohmann::json::object();
-  // Of use_: what former processes had counted, and what this one had when the
-  // link to it began: it may serve others.
+  // What use_ is made of: what former processes had counted, and what this one
+  // had when the link to it began: it may serve others.
   nlohmann::json former_use_ = nlohmann::json::object();
   nlohmann::json first_use_;
   std::function<void(const FetchSpan&)> observer_;
