@@ -39,6 +39,7 @@ class Answer(http.server.BaseHTTPRequestHandler):
         if isinstance(fault, float):
             time.sleep(fault)
             fault = None
+        self.close_connection |= fault == "closes"
         if fault in ("stall", "reset", "garbage"):
             self.close_connection = True
             if fault == "stall":
@@ -115,9 +116,10 @@ def kind_of(fault):
 class Store:
     """files: by name. fault(path, number): what is wrong with an answer: a status, or one
     and its text, seconds that it takes (a float), "half", "cut", "short", "range", "etag",
-    "garbage", "reset" or "stall"; None: nothing. headers: of its request. faults: how many were made, by kind."""
+    "garbage", "reset" or "stall", or "closes": the connection is closed behind it, which it does
+    not say; None: nothing. headers: of its request. faults: how many were made, by kind."""
 
-    def __init__(self):
+    def __init__(self, port):
         self.files = {}
         self.fault = None
         self.ranges_off = False
@@ -126,14 +128,14 @@ class Store:
         self.ended = threading.Event()
         self.requests = self.sent = 0
         self.ranges = []
-        self.server = Server(("127.0.0.1", 0), Answer)
+        self.server = Server(("127.0.0.1", port), Answer)
         self.server.store = self
         self.url = "http://127.0.0.1:{}".format(self.server.server_address[1])
 
 
 @contextmanager
-def web_server():
-    store = Store()
+def web_server(port=0):
+    store = Store(port)
     thread = threading.Thread(target=store.server.serve_forever, daemon=True)
     thread.start()
     try:

@@ -190,8 +190,8 @@ TEST_F(RemoteFileTest, AnotherFetcherIsAskedForWhatIsHeldAndNotThere) {
   Come(0, 1, /*kept=*/false);
   copy_ = 9;
   file_->AskAgain(9);
-  EXPECT_THAT(TakeAsked(), ElementsAre(Asked{Ask::kFetch, 1, kBlock},
-                                       Asked{Ask::kFetch, 4, 2 * kBlock}));
+  EXPECT_THAT(TakeAsked(), ElementsAre(Asked{Ask::kHurry, 1, kBlock},
+                                       Asked{Ask::kHurry, 4, 2 * kBlock}));
 }
 
 TEST_F(RemoteFileTest, AnswersBeyondTheFileAreIgnored) {
