@@ -877,7 +877,7 @@ class Link:
     def __init__(self, fetcher, connection, owner=False):
         """owner: of this process, which ends with it."""
         self.fetcher, self.connection, self.loop = fetcher, connection, fetcher.loop
-        self.owner = owner
+        self.owner, self.observes = owner, False
         self.openings = {}  # by number
         self.answers = deque()
         connection.setblocking(False)
