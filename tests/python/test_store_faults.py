@@ -311,7 +311,7 @@ def fill():
         except OSError:
             pass
         if filler != "before":  # what passes needs some
-            file.truncate(os.fstat(file.fileno()).st_size - (512 << 10))
+            file.truncate(max(0, os.fstat(file.fileno()).st_size - (512 << 10)))
 with penstock.broker(workers=2):
     if filler == "before":
         fill()
