@@ -6,11 +6,11 @@ TRIAL_BYTES, TRIAL_SMALL, TRIAL_SMALL_TIMES = 1 << 20, 4096, 16
 TRIAL_AT_ONCE = (1, 4, 16, 64)
 TRIAL_HOST_S = 5
 # Variables of the environment, by the beginning of an address.
-CREDENTIAL_VARIABLES = {
+TRIAL_CREDENTIALS = {
     "s3": ("AWS_SKIP_SIGNATURE", "AWS_ACCESS_KEY_ID", "AWS_WEB_IDENTITY_TOKEN_FILE",
-           "AWS_CONTAINER_CREDENTIAL_VARIABLES_RELATIVE_URI"),
+           "AWS_CONTAINER_CREDENTIALS_RELATIVE_URI"),
     "gs": ("GOOGLE_SKIP_SIGNATURE", "GOOGLE_SERVICE_ACCOUNT", "GOOGLE_SERVICE_ACCOUNT_KEY",
-           "GOOGLE_APPLICATION_CREDENTIAL_VARIABLES"),
+           "GOOGLE_APPLICATION_CREDENTIALS"),
     "az": ("AZURE_SKIP_SIGNATURE", "AZURE_STORAGE_ACCOUNT_KEY", "AZURE_STORAGE_SAS_TOKEN",
            "AZURE_STORAGE_CLIENT_SECRET", "AZURE_FEDERATED_TOKEN_FILE")}
 
@@ -19,7 +19,7 @@ def credentials_of(scheme):
     """Where they come from, never what they are."""
     if scheme.startswith("http"):
         return "none"
-    for name in CREDENTIAL_VARIABLES.get(scheme[:2], ()):
+    for name in TRIAL_CREDENTIALS.get(scheme[:2], ()):
         if os.environ.get(name):
             return name + " of the environment"
     if not scheme.startswith("s3"):

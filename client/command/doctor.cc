@@ -623,12 +623,12 @@ class Examination {
           "give credentials that may list and read it, by the environment or a "
           "profile; those tried: {}",
           TextField(store, "credentials", "none"));
-    } else if (code == StatusCode::kNotFound ||
-               code == StatusCode::kInvalidArgument) {
-      change = "correct the address: wanted a bucket, a prefix or an object";
     } else if (step == "read_small") {
       change =
           "use a store or a web server that answers ranges (Range: bytes=)";
+    } else if (code == StatusCode::kNotFound ||
+               code == StatusCode::kInvalidArgument) {
+      change = "correct the address: wanted a bucket, a prefix or an object";
     } else {
       change = "look at the network and the store's state; try again";
     }
