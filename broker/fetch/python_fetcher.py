@@ -528,7 +528,7 @@ class Stores:
 async def retried(url, store, get):
     """What get() returns, in the time of a range."""
     requests = store.requests
-    begun, wait, tries = time.monotonic(), 0, 0
+    begun, wait, tries, cause = time.monotonic(), 0, 0, None
     while True:
         limit = RANGE_TIMEOUT_S if requests.answered else FIRST_TIMEOUT_S
         left = begun + limit - time.monotonic()
@@ -541,10 +541,12 @@ async def retried(url, store, get):
             if final and not (final.expired and store.renew()):
                 raise final from None
             requests.answered |= "status code: " in str(error)
+            if cause is None or not isinstance(error, asyncio.TimeoutError):
+                cause = error  # a last try that is cut short says less
             tries += 1
             seconds = time.monotonic() - begun
             if limit - seconds <= wait:
-                raise final or timed_out(url, error, tries, seconds) from None
+                raise final or timed_out(url, cause, tries, seconds) from None
             # Connections that were idle may be closed by now: once more, at once.
             if tries > 1 or not is_closed(error):
                 requests.retry(error)

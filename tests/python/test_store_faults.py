@@ -1,6 +1,7 @@
 """Stores, networks, disks and processes that fail while rows are read from object stores:
 each row comes once, as it lies in the store, or an error says what to do."""
 
+import concurrent.futures
 import hashlib
 import http.server
 import json
@@ -189,7 +190,7 @@ def test_a_store_that_stops_holds_up_nobody_else(store, broker_of, tmp_path):
 def test_a_store_that_is_away_for_a_while_costs_nothing_but_time(broker_of):
     broker_of(PENSTOCK_STORE_TIMEOUT_S="60")
     data = records(1000, 4096)
-    gone, rows = threading.Event(), []
+    gone = threading.Event()
 
     def leave(path, number):
         if number > 100:
@@ -201,15 +202,13 @@ def test_a_store_that_is_away_for_a_while_costs_nothing_but_time(broker_of):
         first.files = {"a.bin": data.tobytes()}
         first.fault = leave
         dataset = fixed(first.url + "/a.bin", 4096, batch=10, cache={"files": "1M"})
-        reader = threading.Thread(target=lambda: rows.extend(rows_of(dataset)))
-        reader.start()
+        thread = concurrent.futures.ThreadPoolExecutor(1)
+        rows = thread.submit(rows_of, dataset)
         assert gone.wait(60)
     time.sleep(1)  # connections are refused
-    with web_server(port) as again:
-        again.files = first.files
-        reader.join(100)
+    with web_server(port, first.files) as again:
+        assert np.array_equal(np.concatenate(rows.result(100)), data)
         assert again.sent > data.nbytes / 2
-    assert np.array_equal(np.concatenate(rows), data)
 
 
 @pytest.mark.parametrize("url, text", [
@@ -217,8 +216,8 @@ def test_a_store_that_is_away_for_a_while_costs_nothing_but_time(broker_of):
     ("http://no-such-host.invalid/a.bin", "the host's name is not known: check it, and this host's "
      "DNS")])
 def test_an_address_of_nobody_is_an_error_soon(broker_of, url, text):
-    broker_of(PENSTOCK_STORE_TIMEOUT_S="8")
-    with pytest.raises(penstock.Error, match=re.escape(url) + ": no good answer in [12] s.*" + text):
+    broker_of(PENSTOCK_STORE_TIMEOUT_S="24")
+    with pytest.raises(penstock.Error, match=re.escape(url) + ": no good answer in [3-6] s.*" + text):
         rows_of(fixed(url, 100))
 
 
@@ -354,8 +353,7 @@ def test_a_full_disk(store, tmp_path, filler):
     assert store.sent > 1.3 * data.nbytes
 
 
-@pytest.mark.parametrize("comes_back", [True, False])
-def test_a_name_that_is_not_known_for_a_while(store, tmp_path, comes_back):
+def test_a_name_that_is_not_known_for_a_while(store, tmp_path):
     data = records(1000, 8192)
     store.files = {"a.bin": data.tobytes()}
     hosts = tmp_path / "hosts"
@@ -364,8 +362,7 @@ def test_a_name_that_is_not_known_for_a_while(store, tmp_path, comes_back):
     def forget(path, number):
         if number == 100:
             hosts.write_text("")
-            if comes_back:
-                threading.Timer(1, hosts.write_text, ["127.0.0.1 store.test\n"]).start()
+            threading.Timer(1, hosts.write_text, ["127.0.0.1 store.test\n"]).start()
         return "closes"  # the next request looks for the host
     store.fault = forget
     spec = tmp_path / "spec.json"
@@ -376,17 +373,11 @@ def test_a_name_that_is_not_known_for_a_while(store, tmp_path, comes_back):
               f"{sys.executable} {tmp_path}/read.py {spec} never")
     result = subprocess.run(
         ["unshare", "-Urm", "sh", "-c", script], capture_output=True, text=True, timeout=150,
-        env={**os.environ, "PENSTOCK_CACHE_DIR": str(tmp_path / "cache"),
-             "PENSTOCK_STORE_TIMEOUT_S": "60" if comes_back else "4"})
+        env={**os.environ, "PENSTOCK_CACHE_DIR": str(tmp_path / "cache")})
     if result.returncode == 77 or "unshare" in result.stderr:
         pytest.skip("/etc/hosts cannot be replaced here: " + result.stderr)
-    if comes_back:
-        assert result.returncode == 0, result.stderr
-        assert result.stdout.split()[-1] == hashlib.sha256(data.tobytes()).hexdigest()
-    else:
-        assert re.search(r"store\.test:\d+/a\.bin: no good answer in .* failed to lookup address "
-                         ".*: the host's name is not known: check it, and this host's DNS",
-                         result.stderr), result.stderr
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.split()[-1] == hashlib.sha256(data.tobytes()).hexdigest()
 
 
 def test_a_limit_of_file_sizes(store, tmp_path):
@@ -499,7 +490,13 @@ def test_a_cache_folder_that_is_removed_under_way(store, broker_of, tmp_path):
                 shutil.rmtree(objects())
                 for pid in fetchers():
                     os.kill(pid, signal.SIGKILL)
-    assert np.array_equal(np.concatenate(rows_of(dataset)), data)
+    for left in range(50, -1, -1):  # until the last reads of that job are over
+        try:
+            assert np.array_equal(np.concatenate(rows_of(dataset)), data)
+            break
+        except penstock.Error:
+            assert left > 0
+            time.sleep(0.2)
 
 
 def test_a_cache_smaller_than_a_row_goes_on_and_says_so(store, broker_of, capfd):

@@ -119,8 +119,8 @@ class Store:
     "garbage", "reset" or "stall", or "closes": the connection is closed behind it, which it does
     not say; None: nothing. headers: of its request. faults: how many were made, by kind."""
 
-    def __init__(self, port):
-        self.files = {}
+    def __init__(self, port, files):
+        self.files = dict(files)
         self.fault = None
         self.ranges_off = False
         self.lock = threading.Lock()
@@ -134,8 +134,8 @@ class Store:
 
 
 @contextmanager
-def web_server(port=0):
-    store = Store(port)
+def web_server(port=0, files=()):
+    store = Store(port, files)
     thread = threading.Thread(target=store.server.serve_forever, daemon=True)
     thread.start()
     try:
