@@ -610,12 +610,11 @@ class Examination {
         static_cast<StatusCode>(CountField(error, "code").value_or(0));
     const std::string found = TextField(error, "text", "it cannot be read");
     std::string change;
-    if (step == "start") {
+    if (found.find("pip install") != std::string::npos) {
       change =
-          found.find("pip install") == std::string::npos
-              ? "look at PENSTOCK_PYTHON and PENSTOCK_CACHE_DIR"
-              : "pip install obstore, or set PENSTOCK_PYTHON to a Python that "
-                "has it";
+          "pip install obstore, or set PENSTOCK_PYTHON to a Python that has it";
+    } else if (step == "start") {
+      change = "look at PENSTOCK_PYTHON and PENSTOCK_CACHE_DIR";
     } else if (step == "resolve") {
       change = "look at the address, DNS, AWS_ENDPOINT_URL and HTTPS_PROXY";
     } else if (code == StatusCode::kPermissionDenied) {

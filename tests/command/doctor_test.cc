@@ -345,7 +345,7 @@ TEST_F(DoctorTest, StoresThatDoNot) {
           {{"step", step}, {"code", static_cast<int>(code)}, {"text", text}}}}};
   };
   const std::string subject = "store s3://b/k";
-  failing("start", StatusCode::kInvalidArgument, "pip install obstore into");
+  failing("choose", StatusCode::kInvalidArgument, "pip install obstore into");
   Expect(kProblem, subject, "pip install", "PENSTOCK_PYTHON");
   failing("resolve", StatusCode::kUnavailable, "its name is not resolved");
   Expect(kProblem, subject, "not resolved", "DNS");

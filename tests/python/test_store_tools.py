@@ -275,7 +275,6 @@ def test_doctor_says_what_is_wrong_with_a_store(store, alone, monkeypatch):  # n
     if subprocess.run(["/usr/bin/python3", "-c", "import obstore"],
                       capture_output=True).returncode:
         found, about = doctor(store.url + "/a.bin")
-        assert found["error"]["step"] == "start"
         assert any("pip install obstore" in each["change"] for each in about)
 
 
