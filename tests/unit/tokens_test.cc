@@ -286,7 +286,8 @@ TEST_F(TokensTest, WhatDoesNotFitIsSaidWithNumbers) {
   EXPECT_EQ(OpenFails(spec, StatusCode::kDataLoss),
             folder_ +
                 "/odd has 5 bytes, of which 1 are left over: a token (uint16) "
-                "has 2");
+                "has 2: is the file cut off, is `dtype` another, or has it a "
+                "head (`header_bytes`)?");
   spec.files = {{folder_ + "/missing"}};
   EXPECT_THAT(OpenFails(spec, StatusCode::kNotFound), HasSubstr("/missing"));
   spec.files = {{Write("header", "12345678")}};
