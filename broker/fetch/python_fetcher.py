@@ -641,6 +641,8 @@ class Copy:
         return False
 
     def close(self):
+        if self.lock is not None:
+            fcntl.flock(self.lock, fcntl.LOCK_UN)  # the mapping has a copy of the descriptor
         for each in (self.data, self.lock):
             if each is not None:
                 os.close(each)
