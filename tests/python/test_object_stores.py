@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import tarfile
+import urllib.request
 
 import numpy as np
 import penstock
@@ -285,6 +286,8 @@ def bucket(monkeypatch):
     server.start()
     endpoint = "http://{}:{}".format(*server.get_host_and_port())
     monkeypatch.setenv("AWS_ENDPOINT_URL", endpoint)
+    # What tests before this one put is kept by the process, not by the server.
+    urllib.request.urlopen(urllib.request.Request(f"{endpoint}/moto-api/reset", method="POST"))
     client = boto3.client("s3", endpoint_url=endpoint, region_name="us-east-1")
     client.create_bucket(Bucket="data")
     yield lambda key, data: client.put_object(Bucket="data", Key=key, Body=data)
