@@ -111,6 +111,27 @@ Status Describe(const penstock::ElementSpec& spec, uint32_t index,
   return OkStatus();
 }
 
+// next: takes a RankReader and where its batch goes.
+template <class Next>
+int Take(penstock_reader* reader, penstock_batch** batch, const Next& next) {
+  return Guard(AllGiven(reader, batch), [&] {
+    *batch = nullptr;
+    penstock::RankReader::Batch* taken = nullptr;
+    const auto result = next(*reader->reader, &taken);
+    if (!result.ok()) return Fail(result.status());
+    switch (*result) {
+      case penstock::RankReader::Result::kEndOfEpoch:
+        return static_cast<int>(PENSTOCK_END_OF_EPOCH);
+      case penstock::RankReader::Result::kEndOfData:
+        return static_cast<int>(PENSTOCK_END_OF_DATA);
+      case penstock::RankReader::Result::kBatch:
+        break;
+    }
+    *batch = reinterpret_cast<penstock_batch*>(taken);
+    return static_cast<int>(PENSTOCK_OK);
+  });
+}
+
 }  // namespace
 
 extern "C" {
@@ -217,21 +238,14 @@ void penstock_detach(penstock_reader* reader) {
 
 int penstock_next_within(penstock_reader* reader, double timeout_s,
                          penstock_batch** batch) {
-  return Guard(AllGiven(reader, batch), [&] {
-    *batch = nullptr;
-    penstock::RankReader::Batch* taken = nullptr;
-    const auto result = reader->reader->Next(timeout_s, &taken);
-    if (!result.ok()) return Fail(result.status());
-    switch (*result) {
-      case penstock::RankReader::Result::kEndOfEpoch:
-        return static_cast<int>(PENSTOCK_END_OF_EPOCH);
-      case penstock::RankReader::Result::kEndOfData:
-        return static_cast<int>(PENSTOCK_END_OF_DATA);
-      case penstock::RankReader::Result::kBatch:
-        break;
-    }
-    *batch = reinterpret_cast<penstock_batch*>(taken);
-    return static_cast<int>(PENSTOCK_OK);
+  return Take(reader, batch, [&](penstock::RankReader& from, auto* taken) {
+    return from.Next(timeout_s, taken);
+  });
+}
+
+int penstock_next_ready(penstock_reader* reader, penstock_batch** batch) {
+  return Take(reader, batch, [&](penstock::RankReader& from, auto* taken) {
+    return from.NextReady(taken);
   });
 }
 

@@ -250,9 +250,15 @@ PENSTOCK_API void penstock_detach(penstock_reader* reader);
  * fewer rows than ranks were left. */
 PENSTOCK_API int penstock_next(penstock_reader* reader, penstock_batch** batch);
 /* As next with this time limit instead of the option's; 0: do not wait;
- * negative: no limit. DEADLINE_EXCEEDED when nothing is ready by then. */
+ * negative: no limit. DEADLINE_EXCEEDED when nothing is ready by then. The
+ * answer of a broker that came back is waited for beyond it, up to reconnect_s.
+ */
 PENSTOCK_API int penstock_next_within(penstock_reader* reader, double timeout_s,
                                       penstock_batch** batch);
+/* As next_within(0), and never waits: a broker that died is reached again by
+ * next and next_within alone. For callers that hold a lock. */
+PENSTOCK_API int penstock_next_ready(penstock_reader* reader,
+                                     penstock_batch** batch);
 /* Any thread, and signal handlers. The next that is waiting, or else the first
  * that has to wait, returns CANCELLED once. */
 PENSTOCK_API void penstock_interrupt(penstock_reader* reader);

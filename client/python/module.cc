@@ -644,8 +644,8 @@ class Reader {
       penstock_reader* const reader = r.Open();
       penstock_batch* batch = nullptr;
       // A ready batch is taken without releasing the GIL.
-      int code = penstock_next_within(reader, 0, &batch);
-      if (code == PENSTOCK_DEADLINE_EXCEEDED && !(limited && limit_s == 0)) {
+      int code = penstock_next_ready(reader, &batch);
+      if (code == PENSTOCK_DEADLINE_EXCEEDED) {
         const WithoutGil no_gil;
         code = limited ? penstock_next_within(reader, limit_s, &batch)
                        : penstock_next(reader, &batch);

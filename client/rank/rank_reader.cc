@@ -247,7 +247,8 @@ StatusOr<RankReader::Result> RankReader::HandOut(Batch** batch) {
       name(), job_, timeout_s, why.empty() ? "" : ": ", why);
 }
 
-StatusOr<RankReader::Ready> RankReader::WaitUntilReady(double timeout_s) {
+StatusOr<RankReader::Ready> RankReader::WaitUntilReady(double timeout_s,
+                                                       bool reconnects) {
   const Clock::time_point begin = Clock::now();
   const Deadline deadline = DeadlineAfter(timeout_s);
   const Clock::time_point spin_end =
@@ -290,7 +291,10 @@ StatusOr<RankReader::Ready> RankReader::WaitUntilReady(double timeout_s) {
       }
     }
     if (lost_) {
-      PENSTOCK_ASSIGN_OR_RETURN(in_time, Reconnect(deadline));
+      in_time = false;
+      if (reconnects) {
+        PENSTOCK_ASSIGN_OR_RETURN(in_time, Reconnect(deadline));
+      }
     }
     if (!in_time) {
       count_wait();
@@ -303,6 +307,15 @@ StatusOr<RankReader::Ready> RankReader::WaitUntilReady(double timeout_s) {
 }
 
 StatusOr<RankReader::Result> RankReader::Next(double timeout_s, Batch** batch) {
+  return Next(timeout_s, true, batch);
+}
+
+StatusOr<RankReader::Result> RankReader::NextReady(Batch** batch) {
+  return Next(0, false, batch);
+}
+
+StatusOr<RankReader::Result> RankReader::Next(double timeout_s, bool reconnects,
+                                              Batch** batch) {
   *batch = nullptr;
   PENSTOCK_RETURN_IF_ERROR(CheckProcess());
   if (repeated_ == nullptr) {
@@ -333,7 +346,7 @@ StatusOr<RankReader::Result> RankReader::Next(double timeout_s, Batch** batch) {
   }
   PENSTOCK_ASSIGN_OR_RETURN(Ready what, lost_ ? Ready::kNothing : TakeReady());
   if (what == Ready::kNothing) {
-    PENSTOCK_ASSIGN_OR_RETURN(what, WaitUntilReady(timeout_s));
+    PENSTOCK_ASSIGN_OR_RETURN(what, WaitUntilReady(timeout_s, reconnects));
   }
   if (what == Ready::kOver) NoteOver();
   return HandOut(batch);

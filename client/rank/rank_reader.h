@@ -66,8 +66,11 @@ class RankReader {
   static void Detach(std::unique_ptr<RankReader> reader);
   ~RankReader();
 
-  // timeout_s < 0: no limit; 0: do not wait.
+  // timeout_s < 0: no limit; 0: do not wait. The answer of a broker that came
+  // back is waited for beyond it.
   StatusOr<Result> Next(double timeout_s, Batch** batch);
+  // As Next(0), and does not reach a broker again: DeadlineExceeded.
+  StatusOr<Result> NextReady(Batch** batch);
   static void Release(Batch* batch);
   void Interrupt();
 
@@ -150,7 +153,8 @@ class RankReader {
   // Sends a request and waits for the answer; keeps events that arrive before.
   StatusOr<Message> Ask(nlohmann::json request);
   StatusOr<Ready> TakeReady();
-  StatusOr<Ready> WaitUntilReady(double timeout_s);
+  StatusOr<Result> Next(double timeout_s, bool reconnects, Batch** batch);
+  StatusOr<Ready> WaitUntilReady(double timeout_s, bool reconnects);
   Status NoBatchWithin(double timeout_s, Clock::duration waited) const;
   void CountHandedOut() {
     handed_out_.store(handed_out_.load(std::memory_order_relaxed) + 1,

@@ -6,9 +6,11 @@ import json
 import os
 import pathlib
 import signal
+import socket
 import subprocess
 import sys
 import tarfile
+import threading
 import time
 
 import penstock
@@ -117,6 +119,37 @@ def test_the_broker_is_killed(attach, broker, dataset, undisturbed):
         if number in (7, STEPS + 3):
             assert kill("penstockd\0", os.path.dirname(broker.socket)) == 1
     assert seen == undisturbed
+
+
+def test_other_threads_run_while_a_broker_does_not_answer(tmp_path):
+    link, silent = tmp_path / "socket", tmp_path / "silent"
+    over = threading.Event()
+    longest = 0
+
+    def look():
+        nonlocal longest
+        last = time.monotonic()
+        while not over.wait(0.01):
+            longest = max(longest, time.monotonic() - last)
+            last = time.monotonic()
+
+    with penstock.broker(workers=1) as own, socket.socket(
+            socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
+        link.symlink_to(own.socket)
+        reader = penstock.attach(penstock.Dataset.range(16).batch(8), 0, 2, socket=str(link),
+                                 local_world_size=2, delivery="broadcast", reconnect_s=2)
+        listener.bind(str(silent))
+        listener.listen()
+        link.unlink()
+        link.symlink_to(silent)
+        assert kill("penstockd\0", os.path.dirname(own.socket)) == 1
+        thread = threading.Thread(target=look)
+        thread.start()
+        with pytest.raises(penstock.Unavailable):
+            reader.next(timeout_s=1)
+        over.set()
+        thread.join()
+    assert longest < 1
 
 
 @pytest.mark.parametrize("dataset", ["python"], indirect=True)
