@@ -78,7 +78,7 @@ batch: {size: 16}
         modules = self.folder / "modules"
         modules.mkdir()
         (modules / "slow.py").write_text(
-            "import time\ndef wait(row):\n    time.sleep(0.004)\n    return row\n")
+            "import time\ndef wait(row):\n    time.sleep(0.01)\n    return row\n")
         modules.chmod(0o755)
         (modules / "slow.py").chmod(0o644)
         done = explain(self.folder, """
@@ -93,7 +93,7 @@ batch: {size: 8}
         told = json.loads(done.stdout)
         self.assertEqual(told["limit"], "step python")
         parts = {each.get("name", each["part"]): each for each in told["parts"]}
-        self.assertGreater(parts["python"]["sample_s"], 0.0035)
+        self.assertGreater(parts["python"]["sample_s"], 0.0095)
         self.assertGreater(parts["hand_over"]["sample_s"], 0)
         self.assertIsNone(told["cold"])
         self.assertIn("need no reads", told["cold_why"])

@@ -447,7 +447,7 @@ WRONG = {
     "list-content": ('[{"role": "user", "content": [{"type": "text", "text": "a"}]}]',
                      "message 0: its content is a list, and text is wanted"),
     "surrogate": ('[{"role": "user", "content": "\\ud800"}]', "not UTF-8: '\\ud800' is half of a character"),
-    "deep": ("[" * 3000 + "]" * 3000, "not JSON: "),
+    "deep": ("[" * 3000 + "]" * 3000, "not JSON: |message 0: wanted an object"),
     "long": (json.dumps([said("user", "xyz" * 400)]), "tokens, and max_length is 600: give more"),
 }
 
@@ -460,7 +460,9 @@ def test_what_is_wrong_with_a_chat_is_an_error_of_its_sample(attach, failure, fi
     path.write_text("".join(each + "\n" for each in (GOOD, line, GOOD)))
     dataset = Dataset.text_lines(path, 8192).map(step(files, feature="text")).batch(3)
     text = failure(dataset, job="fails")
-    assert "sample 1" in text and "a.jsonl, line 2" in text and words in text, text
+    assert "sample 1" in text and "a.jsonl, line 2" in text, text
+    # Pythons differ in how deep a JSON they read.
+    assert any(each in text for each in words.split("|")), text
     assert "Traceback" not in text and "Error:" not in text, text
     batch = attach(dataset.on_error("skip"), job="skips").next()
     assert batch.ids.tolist()[:2] == [0, 2] and batch.valid_rows == 2
