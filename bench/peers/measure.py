@@ -352,7 +352,7 @@ class Run:
 def ratio(values, base):
     """(mean, spread) of values over base, run by run: the runs are interleaved,
     so that what disturbs the machine for a while disturbs both. The spread is
-    the standard deviation. NaN: nothing was measured of a base."""
-    ratios = [value / other if other else math.nan for value, other in zip(values, base)]
+    the standard deviation. Runs in which nothing of the base came are left out."""
+    ratios = [value / other for value, other in zip(values, base) if other] or [math.nan]
     return (statistics.mean(ratios),
             statistics.stdev(ratios) if len(ratios) > 1 else 0.0)
