@@ -195,6 +195,7 @@ StatusOr<std::vector<std::string>> Fetcher::List(
 
 // The file that the last answer has opened.
 StatusOr<std::shared_ptr<RemoteFile>> Fetcher::FileOf(const std::string& url,
+                                                      uint64_t room,
                                                       Call* call) {
   const nlohmann::json& answer = call->answers.back();
   if (!call->fd) return UnavailableError("{}: {}", url, kOddAnswer);
@@ -203,7 +204,7 @@ StatusOr<std::shared_ptr<RemoteFile>> Fetcher::FileOf(const std::string& url,
       RemoteFile::Opened{url, TextOf(answer, "version"), TextOf(answer, "path"),
                          NumberOf(answer, "bytes"), copy, unit_bytes_,
                          NumberOf(answer, "ahead"), NumberOf(answer, "room"),
-                         NumberOf(answer, "kept")},
+                         NumberOf(answer, "kept"), room},
       std::move(call->fd),
       [this](RemoteFile::Ask ask, uint64_t of, const RemoteFile::Range& range) {
         const std::lock_guard lock(mutex_);
@@ -223,7 +224,7 @@ StatusOr<std::shared_ptr<RemoteFile>> Fetcher::Open(
     const std::string& url, uint64_t room, const std::atomic<bool>& cancel) {
   PENSTOCK_ASSIGN_OR_RETURN(const std::shared_ptr<Call> call,
                             Ask({{"open", url}, {"room", room}}, cancel));
-  return FileOf(url, call.get());
+  return FileOf(url, room, call.get());
 }
 
 StatusOr<RemoteFolder> Fetcher::OpenFolder(const std::string& url,
@@ -232,7 +233,7 @@ StatusOr<RemoteFolder> Fetcher::OpenFolder(const std::string& url,
   PENSTOCK_ASSIGN_OR_RETURN(const std::shared_ptr<Call> call,
                             Ask({{"folder", url}, {"room", room}}, cancel));
   RemoteFolder folder;
-  PENSTOCK_ASSIGN_OR_RETURN(folder.file, FileOf(url, call.get()));
+  PENSTOCK_ASSIGN_OR_RETURN(folder.file, FileOf(url, room, call.get()));
   call->answers.pop_back();
   uint64_t offset = 0;
   for (const nlohmann::json& answer : call->answers) {
@@ -388,8 +389,9 @@ void Fetcher::OpenAgain(uint64_t former,
   fstat(file->fd(), &st);
   const auto call = std::make_shared<Call>();
   call->asked = {{file->url().ends_with('/') ? "folder" : "open", file->url()},
-                 {"room", 0},
+                 {"room", file->asked_room_bytes()},
                  {"inode", st.st_ino},
+                 {"had", file->version()},
                  {"call", ++last_call_}};
   call->again = file;
   call->former = former;

@@ -87,7 +87,7 @@ class Fetcher final : public Stores {
   Fetcher(std::function<StatusOr<Link>(const Cancelled&)> connect, Fd news);
 
   StatusOr<std::shared_ptr<RemoteFile>> FileOf(const std::string& url,
-                                               Call* call);
+                                               uint64_t room, Call* call);
   StatusOr<std::shared_ptr<Call>> Ask(nlohmann::json message,
                                       const std::atomic<bool>& cancel);
   void Notify();

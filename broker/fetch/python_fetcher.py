@@ -45,7 +45,7 @@ import random
 import re
 import tempfile
 import zlib
-from collections import deque
+from collections import Counter, deque
 
 # Codes of a status (common/status.h).
 INVALID_ARGUMENT, NOT_FOUND, PERMISSION_DENIED, RESOURCE_EXHAUSTED = 3, 5, 7, 8
@@ -82,6 +82,7 @@ HEDGED_MAX = 0.05  # of the requests
 LISTED_MAX = 10_000_000
 URLS_MAX = 1 << 18
 COPIES_MAX = 64  # of one object: of brokers that run beside each other
+TELL_S = 0.5  # after the last file that was opened
 LOOK_S = 1  # between searches for copies that are not used
 PACKET = 1 << 15
 # Packets of a long list that wait for the broker, and how long it is given.
@@ -94,8 +95,8 @@ INSTALL = ("object stores are read with obstore, which {} cannot import ({}): pi
            "obstore into the Python that the {} runs")
 GLOB = re.compile(r"[*?\[]")
 # What decides which stores an address means, and as whom.
-ENVIRONMENT = re.compile(r"AWS_|AZURE_|GOOGLE_|GCP_|GCS_|HF_|HUGGING|FSSPEC_|SSL_|\w*_PROXY$|HOME$",
-                         re.IGNORECASE)
+ENVIRONMENT = re.compile(r"AWS_|AZURE_|GOOGLE_|GCP_|GCS_|HF_|HUGGING|FSSPEC_|SSL_|\w*_PROXY$|HOME$|"
+                         "PENSTOCK_STORE_TIMEOUT_S$", re.IGNORECASE)
 CONNECT_TRIES, CONNECT_WAIT_S = 40, 0.05
 
 
@@ -103,13 +104,15 @@ class Failed(Exception):
     """code: of a status. expired: other credentials may read it."""
 
     def __init__(self, code, text, expired=False):
-        super().__init__(text)
+        super().__init__(without_secrets(text))
         self.code, self.expired = code, expired
 
 
 def without_secrets(text):
-    """The query of a signed address is a credential."""
-    return re.sub(r"(https?://[^\s\"'?]*)\?[^\s\"')]*", r"\1?...", " ".join(text.split()))
+    """The query of a signed address is a credential, and so is a password in one."""
+    text = re.sub(r"(://[^\s/@:]*):[^\s/@]*@", r"\1:...@", text)
+    return re.sub(r"(https?://[^\s\"'?]*|://[^\s?]*(?=\?[^\s]*(?i:signature|credential|token|sig)=))"
+                  r"\?[^\s\"')]*?(?=:?([\s\"')]|$))", r"\1?...", text)
 
 
 def reason(error):
@@ -119,13 +122,15 @@ def reason(error):
     if told := re.search(r"<Code>(.*?)</Code>(?:.*?<Message>(.*?)</Message>)?", text, re.S):
         status = re.search(r"status code: (\d+)", text)
         text = (status[1] + ", " if status else "") + ": ".join(filter(None, told.groups()))
-    elif "kind: Timeout" in causes or isinstance(error, asyncio.TimeoutError):
+    elif is_slow(error):
         text = "no answer in time"
     elif cause := re.findall(r'(?:message|error): "([^"]+)"', causes):
         text = cause[-1]
     else:
-        text = re.sub(r"^.*?Server returned non-2xx status code: |^Generic \w+ error: ", "", text)
-    return without_secrets(text).rstrip(" :")[:300] or type(error).__name__
+        text = re.sub(r"^.*?Server returned non-2xx status code: ([\w ]+).*", r"\1", text,
+                      flags=re.S)
+        text = re.sub(r"^Generic \w+ error: ", "", text)
+    return without_secrets(" ".join(text.split())).rstrip(" :")[:300] or type(error).__name__
 
 
 CREDENTIALS = ("the credentials of the broker's environment do not read it, or they have "
@@ -151,9 +156,13 @@ def failed(url, error):
     if name in ("PermissionDeniedError", "UnauthenticatedError") or isinstance(
             error, PermissionError) or text.startswith("400"):
         found = next(each for each in REFUSALS if re.search(each, text))
-        return Failed(PERMISSION_DENIED,
-                      f"{url}: the store refuses ({text}): {REFUSALS[found]}",
+        means = "no credentials are sent to web servers" if url.startswith("http") else \
+            REFUSALS[found]
+        return Failed(PERMISSION_DENIED, f"{url}: the store refuses ({text}): {means}",
                       expired="Expired" in found or name == "UnauthenticatedError")
+    if "invalid path" in text:
+        return Failed(INVALID_ARGUMENT, f"{url}: the store's client lists no such names ({text}): "
+                      "rename that object, or name a folder without it, or a list of files")
     if name == "PreconditionError":
         return Failed(DATA_LOSS, f"{url}: the object has changed since it was opened")
     if name == "NotSupportedError":
@@ -170,18 +179,25 @@ HINTS = {"failed to lookup": "the host's name is not known: check it, and this h
          "": "check the network and the store"}
 
 
-def timed_out(url, error, tries, seconds):
+def explained(error):
     text = reason(error)
-    hint = next(HINTS[each] for each in HINTS if each in text)
+    return text + ": " + next(HINTS[each] for each in HINTS if each in text)
+
+
+def timed_out(url, error, tries, seconds):
     return Failed(UNAVAILABLE,
                   f"{url}: no good answer in {seconds:.0f} s, of {tries} "
-                  f"{'tries' if tries > 1 else 'try'} (the last one: {text}): {hint}; "
+                  f"{'tries' if tries > 1 else 'try'}; the last one: {explained(error)}; "
                   f"PENSTOCK_STORE_TIMEOUT_S (now {RANGE_TIMEOUT_S}) waits longer")
 
 
 def is_throttled(error):
     return re.search(r"status code: (429|503)\b|SlowDown|Too Many Requests",
                      str(error)) is not None
+
+
+def is_slow(error):
+    return isinstance(error, asyncio.TimeoutError) or "kind: Timeout" in str(error)
 
 
 def is_closed(error):
@@ -412,9 +428,12 @@ class Stores:
             root = f"{scheme}://{place}"
             if not place or not (path or url.endswith("/")):
                 raise Failed(INVALID_ARGUMENT, f"{url}: wanted {scheme}://bucket/key")
+            if re.search(":.*@", place):
+                raise Failed(INVALID_ARGUMENT, f"{url}: an address with a password cannot be read: "
+                             "errors and logs would show it")
             if "?" in path and scheme.startswith("http"):
                 raise Failed(INVALID_ARGUMENT,
-                             f"{without_secrets(url)}: an address with a query cannot be read: "
+                             f"{url}: an address with a query cannot be read: "
                              "name the object as s3://, gs:// or az://, with credentials")
             # It would find another object, or complain for ever.
             if re.search(r"(^|/)(\.{0,2})/|(^|/)\.{1,2}$|[\x00-\x1f\x7f]", path):
@@ -503,11 +522,12 @@ class Stores:
                          f"{pattern}: a web server lists no files: name them with braces "
                          "(train-{000..146}.tar), or in a list")
         prefix = path[:GLOB.search(path).start()].rpartition("/")[0]
-        wanted = re.compile("/".join(
-            fnmatch.translate(part).removesuffix(r"\Z").removesuffix(r"\z").replace(".*", "[^/]*")
-            for part in path.split("/")) + r"\Z")
+        # With as many slashes as the pattern has, no '*', '?' or '[!a]' can match one.
+        wanted, slashes = re.compile(fnmatch.translate(path)), path.count("/")
         root = pattern[:len(pattern) - len(path)]
         found, seen, now = [], 0, time.monotonic()
+        self.listed = {url: known for url, known in self.listed.items()
+                       if now - known[2] < LISTED_S}
         async for chunk in self.objects(pattern, store, prefix):
             seen += len(chunk)
             if seen > LISTED_MAX:
@@ -515,7 +535,9 @@ class Stores:
                              f"{pattern}: more than {LISTED_MAX:,} objects lie below {prefix}/: "
                              "name a folder with fewer, or a list")
             for key, size, version in chunk:
-                if wanted.match(key):
+                if key == path:  # a name that looks like a pattern
+                    return [pattern]
+                if key.count("/") == slashes and wanted.match(key):
                     found.append(root + key)
                     self.listed[root + key] = (size, version, now)
             if len(found) > URLS_MAX:
@@ -711,10 +733,11 @@ class FolderCopy(Copy):
 class Opening:
     """A copy, as one broker has opened it."""
 
-    __slots__ = ("link", "number", "copy", "passing")
+    __slots__ = ("link", "number", "copy", "passing", "room")
 
-    def __init__(self, link, number, copy):
-        self.link, self.number, self.copy = link, number, copy
+    def __init__(self, link, number, copy, room):
+        """room: that the broker gives all copies; 0: not said."""
+        self.link, self.number, self.copy, self.room = link, number, copy, room
         self.passing = set()  # blocks that pass, which it has been told of
         copy.openings.append(self)
 
@@ -753,8 +776,9 @@ class Folder:
         self.passing = 0  # of these
         self.coming = 0  # of what is requested
         self.looked_s = 0  # when no copy was left to remove
-        self.default_room = self.used + self.free() // 2
-        self.given_room = 0
+        self.default_room = (self.used + self.free()) // 2
+        self.rooms = Counter()  # of openings: what the copies may take; 0: not said
+        self.quota = None  # bytes; a quota of the disk has no other sign than an error
 
     def free(self):
         status = os.fstatvfs(self.descriptor)
@@ -762,7 +786,9 @@ class Folder:
 
     @property
     def room(self):
-        return min(self.given_room or self.default_room, self.used + self.free())
+        wanted = max((room or self.default_room for room in self.rooms),
+                     default=self.default_room)
+        return min(wanted, self.used + self.free() if self.quota is None else self.quota)
 
     @property
     def kept_room(self):
@@ -770,9 +796,15 @@ class Folder:
 
     def has_space(self, size, urgent):
         """Whether the disk takes so many bytes more. Rows that are next need the rest: those
-        behind them, which are let go after them, leave the half of what is for passing."""
-        left = 0 if urgent else (self.room - self.kept_room) // 2
-        return self.free() - self.coming - size >= left
+        behind them, which are let go after them, keep to the room, and leave the half of what is
+        for passing."""
+        if urgent:
+            return self.free() - self.coming >= size
+        room = self.room
+        passing = room - self.kept_room
+        more = self.passing + self.coming + size
+        return self.free() - self.coming - size >= passing // 2 and \
+            (more <= passing or more == size or self.used + self.coming + size <= room)
 
     def keeps(self, size):
         """Whether so many bytes more are kept."""
@@ -835,12 +867,13 @@ class Requests:
 
     def retry(self, error):
         self.retries += 1
-        if is_throttled(error):
-            self.throttled += 1
-            now = time.monotonic()
-            if now > self.halved_s + 1:  # answers to those that were sent before
-                self.limit, self.before = max(REQUESTS_MIN, self.limit // 2), None
-                self.halved_s, self.hold_s = now, now + 10
+        throttled, slow = is_throttled(error), is_slow(error)
+        self.throttled += throttled
+        now = time.monotonic()
+        if (throttled or slow) and now > self.halved_s + 1:  # not those that were sent before
+            # On a slow link so many answers at once would all take too long.
+            self.limit, self.before = max(1 if slow else REQUESTS_MIN, self.limit // 2), None
+            self.halved_s, self.hold_s = now, now + 10
 
     def tune(self):
         """Bytes a second, of the last TUNE_S."""
@@ -948,8 +981,9 @@ class Link:
                 else:
                     self.fetcher.want(opening, first, end, kind == HURRY)
 
-    def open(self, copy):
-        opening = Opening(self, next(self.numbers), copy)
+    def open(self, copy, room):
+        opening = Opening(self, next(self.numbers), copy, room)
+        self.fetcher.folder.rooms[room] += 1
         if self.connection.fileno() < 0:  # it ended meanwhile
             self.fetcher.close(opening)
             raise Failed(UNAVAILABLE, "the broker has ended")
@@ -978,7 +1012,7 @@ class Fetcher:
         self.stores = Stores(Sections(options["stores"]) if "stores" in options else None)
         self.folder = Folder(options["folder"])
         self.copies, self.open_bytes = {}, 0  # (url, version): copies; bytes of all
-        self.told = False  # that not all is kept
+        self.told, self.telling = False, None  # that not all is kept
         self.coming = {}  # (copy, block): its piece
         self.lanes, self.new_lanes = [], itertools.count()  # of fetches at once; the free ones
         self.loop = asyncio.get_running_loop()
@@ -1000,16 +1034,9 @@ class Fetcher:
         try:
             if "list" in message:
                 urls = await self.stores.list(message["list"])
-                while True:
-                    packet, size = [], 0
-                    while urls and size < PACKET:
-                        packet.append(urls.pop(0))
-                        size += len(packet[-1]) + 4
-                    link.say({"call": call, "urls": packet, "more": bool(urls)})
-                    if not urls:
-                        return
-            if message.get("room"):
-                self.folder.given_room = max(self.folder.given_room, message["room"])
+                async for begin, end in packets(link, len(urls), lambda i: len(urls[i]) + 4):
+                    link.say({"call": call, "urls": urls[begin:end], "more": end < len(urls)})
+                return
             if message.get("version", "").endswith("/"):
                 objects = await self.stores.list_folder(message["version"])
                 link.say({"call": call, "version": objects.version})
@@ -1030,40 +1057,32 @@ class Fetcher:
                 await store.put(path, message["from"])
                 link.say({"call": call})
                 return
+            room = message.get("room", 0)
             if "inode" in message:  # it was open when a former process had it
                 self.stores.find(message.get("open") or message["folder"])[0] \
                     .requests.answered = True
             if "folder" in message:
                 objects = await self.stores.list_folder(message["folder"])
+                if message.get("had", objects.version) != objects.version:
+                    raise Failed(DATA_LOSS, f"{message['folder']}: objects have come, gone or "
+                                 "changed since it was opened: attach the job again")
                 copy = self.open(FolderCopy, message["folder"], objects.version, objects,
                                  inode=message.get("inode"))
-                opening = link.open(copy)
-                begin = 0
-                while begin < len(objects):
-                    end, size = begin, 0
-                    while end < len(objects) and size < PACKET:
-                        size += len(objects.names.encoded(end)) + 32
-                        end += 1
+                opening = link.open(copy, room)
+                async for begin, end in packets(link, len(objects), lambda i:
+                                                len(objects.names.encoded(i)) + 32):
                     link.say({"call": call,
                               "names": [objects.names[i] for i in range(begin, end)],
                               "sizes": objects.sizes[begin:end].tolist(), "more": True})
-                    begin = end
-                    while len(link.answers) > ANSWERS_MAX:
-                        await asyncio.sleep(ANSWERS_S)
                 version = copy.version
             else:
                 size, version = await self.stores.head(message["open"])
                 copy = self.open(Copy, message["open"], f"{size} {version}", size, version,
                                  inode=message.get("inode"))
-                opening = link.open(copy)
+                opening = link.open(copy, room)
                 version = f"{size} {version}"
             kept = self.folder.kept_room
-            if self.open_bytes > kept and not self.told:
-                self.told = True
-                print(f"penstock: {self.open_bytes} bytes of objects of stores are open, and local "
-                      f"copies have room for {kept}: the rest is fetched in each pass (`cache: "
-                      "{files: SIZE}` lets them take more, PENSTOCK_CACHE_DIR moves them)",
-                      file=sys.stderr, flush=True)
+            self.tell_room_soon()
             link.say({"call": call, "copy": opening.number, "bytes": copy.bytes,
                       "version": version, "path": copy.path,
                       "unit": UNIT if "open" in message and self.open_bytes <= kept else BLOCK,
@@ -1077,6 +1096,21 @@ class Fetcher:
             # Who attaches would take it for the broker, and wait until that is back.
             code = FAILED_PRECONDITION if told.code == UNAVAILABLE else told.code
             link.say({"call": call, "error": [code, str(told)]})
+
+    def tell_room_soon(self):
+        """When no more files are opened, so that their sum is that of all."""
+        if self.told or self.open_bytes <= self.folder.kept_room:
+            return
+
+        def tell(open_bytes, kept_room):
+            self.told = True
+            print(f"penstock: {open_bytes} bytes of objects of stores are open, and local "
+                  f"copies have room for {kept_room}: the rest is fetched in each pass (`cache: "
+                  "{files: SIZE}` lets them take more, PENSTOCK_CACHE_DIR moves them)",
+                  file=sys.stderr, flush=True)
+        if self.telling:
+            self.telling.cancel()
+        self.telling = self.loop.call_later(TELL_S, tell, self.open_bytes, self.folder.kept_room)
 
     def open(self, kind, url, version, *arguments, inode=None):
         """The copy, which all that open it share. inode: that of the one that a broker has."""
@@ -1102,6 +1136,9 @@ class Fetcher:
     def close(self, opening):
         copy = opening.copy
         copy.openings.remove(opening)
+        self.folder.rooms[opening.room] -= 1
+        self.folder.rooms += Counter()  # without zeros
+        self.folder.quota = None  # it may be another by now
         self.remove_passed(copy, opening.passing)
         if copy.openings:
             return
@@ -1146,6 +1183,7 @@ class Fetcher:
                         block - begin < UNIT // BLOCK:
                     block += 1
                 copy.check(begin, block)
+                self.pass_excess(copy, begin, block)
                 block = begin  # those that were damaged are fetched
             elif piece := self.coming.get((copy, block)):
                 piece.askers.add(opening)
@@ -1164,6 +1202,15 @@ class Fetcher:
                     self.coming[copy, each] = piece
                 (copy.requests.soon if urgent else copy.requests.later).append(piece)
         self.pump(copy.requests)
+
+    def pass_excess(self, copy, first, end):
+        """What a former process let pass, or kept in a larger room, passes now."""
+        excess = self.folder.used - self.folder.passing - self.folder.kept_room
+        for block in range(first, end):
+            if excess > 0 and copy.checked[block] == KEPT:
+                copy.checked[block] = PASSES
+                self.folder.passing += BLOCK
+                excess -= BLOCK
 
     def promote(self, copy, first, end):
         for piece in {self.coming.get((copy, block)) for block in range(first, end)}:
@@ -1236,7 +1283,7 @@ class Fetcher:
                 done, left = await asyncio.wait(
                     tasks, timeout=requests.hedge_s() if len(tasks) == 1 else None,
                     return_when=asyncio.FIRST_COMPLETED)
-                for each in done:
+                for each in sorted(done, key=lambda task: task.exception() is not None):
                     if not each.exception() or not left:
                         return each.result()
                 # While others queue, the link is busy, and a second request makes it busier.
@@ -1310,7 +1357,7 @@ class Fetcher:
                 # What passes makes room soon; a part of this would take it from others.
                 copy.remove(piece.first, piece.end)
                 if not self.folder.remove_unused(len(data)):
-                    self.folder.given_room = self.folder.used  # a quota has no other sign
+                    self.folder.quota = self.folder.used
                 if waited > RANGE_TIMEOUT_S:
                     raise Failed(RESOURCE_EXHAUSTED, self.no_space()) from None
                 waited += RETRY_FIRST_S
@@ -1339,6 +1386,23 @@ class Fetcher:
                 continue  # they stay
             self.folder.used -= copy.size_of(begin, end)
             self.folder.passing -= (end - begin) * BLOCK
+
+
+async def packets(link, count, size_of):
+    """(begin, end) of items that fit in a packet, when the broker has read most of those
+    before."""
+    begin = 0
+    while True:
+        end, size = begin, 0
+        while end < count and size < PACKET:
+            size += size_of(end)
+            end += 1
+        yield begin, end
+        if end == count:
+            return
+        begin = end
+        while len(link.answers) > ANSWERS_MAX:
+            await asyncio.sleep(ANSWERS_S)
 
 
 def runs(numbers):

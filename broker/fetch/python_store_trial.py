@@ -80,9 +80,9 @@ class Trial:
                 await step()
             except Exception as error:
                 told = failed(self.url, error) or Failed(
-                    UNAVAILABLE, f"{self.url}: {str(error) or type(error).__name__}")
+                    UNAVAILABLE, f"{self.url}: {explained(error)}")
                 self.found["error"] = {"step": step.__name__, "code": told.code,
-                                       "text": without_secrets(str(told))[:1000]}
+                                       "text": str(told)[:1000]}
                 break
         return self.found
 

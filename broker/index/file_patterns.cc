@@ -11,6 +11,7 @@
 #include <nlohmann/json.hpp>
 #include <optional>
 
+#include "broker/index/index_cache.h"
 #include "broker/index/values.h"
 #include "broker/io/stores.h"
 #include "common/text_file.h"
@@ -184,6 +185,20 @@ bool IsGlob(const std::string& path) {
              path.starts_with("http") ? "*[" : kGlobCharacters) != path.npos;
 }
 
+// Indexes that lie beside other matches are none of the data.
+void RemoveIndexes(size_t begin, std::vector<std::string>* files) {
+  const auto first = files->begin() + static_cast<ptrdiff_t>(begin);
+  const std::vector<std::string> sorted(first, files->end());
+  files->erase(std::remove_if(first, files->end(),
+                              [&](const std::string& file) {
+                                const std::string_view of = FileOfIndex(file);
+                                return !of.empty() &&
+                                       std::binary_search(sorted.begin(),
+                                                          sorted.end(), of);
+                              }),
+               files->end());
+}
+
 Status ExpandPattern(const std::string& pattern, const FileAccess& access,
                      std::vector<std::string>* out) {
   if (pattern.find_first_of("{*?[") == pattern.npos ||
@@ -194,6 +209,7 @@ Status ExpandPattern(const std::string& pattern, const FileAccess& access,
   std::vector<std::string> choices;
   if (!ExpandBraces(pattern, &choices)) return TooManyError(pattern);
   for (std::string& choice : choices) {
+    const size_t begin = out->size();
     if (!IsGlob(choice)) {
       out->push_back(std::move(choice));
     } else if (IsAddress(choice)) {
@@ -202,8 +218,10 @@ Status ExpandPattern(const std::string& pattern, const FileAccess& access,
       PENSTOCK_ASSIGN_OR_RETURN(const std::vector<std::string> urls,
                                 stores->List(choice, cancel));
       out->insert(out->end(), urls.begin(), urls.end());
+      RemoveIndexes(begin, out);
     } else {
       PENSTOCK_RETURN_IF_ERROR(ExpandGlob(choice, access, out));
+      RemoveIndexes(begin, out);
     }
     if (out->size() > kFilesMax) return TooManyError(pattern);
   }

@@ -165,6 +165,20 @@ std::string IndexSuffix(const RecordScanner& scanner) {
                 static_cast<uint32_t>(XXH3_64bits(key.data(), key.size())));
 }
 
+std::string_view FileOfIndex(std::string_view path) {
+  constexpr std::string_view kEnd = ".index";
+  constexpr size_t kDigits = 8;
+  if (!path.ends_with(kEnd)) return {};
+  path.remove_suffix(kEnd.size());
+  const size_t dash = path.rfind('-');
+  if (dash == path.npos || path.size() - dash - 1 != kDigits ||
+      path.find_first_not_of("0123456789abcdef", dash + 1) != path.npos) {
+    return {};
+  }
+  const size_t dot = path.rfind('.', dash);
+  return dot == path.npos ? std::string_view() : path.substr(0, dot);
+}
+
 Status WriteIndexFile(const std::string& path, const DataFile& file,
                       const RecordScanner& scanner,
                       const FileRecords& records) {

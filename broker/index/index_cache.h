@@ -6,6 +6,7 @@
 #define BROKER_INDEX_INDEX_CACHE_H_
 
 #include <string>
+#include <string_view>
 
 #include "broker/index/cache_file.h"
 #include "broker/index/index.h"
@@ -28,6 +29,8 @@ Status WriteIndexCache(const DataFile& file, const RecordScanner& scanner,
 // What the path of a file goes on with for its index beside it; other scans
 // have other ones.
 std::string IndexSuffix(const RecordScanner& scanner);
+// The file beside which a file of such a name is the index; empty: none.
+std::string_view FileOfIndex(std::string_view path);
 // The file that is to lie beside.
 Status WriteIndexFile(const std::string& path, const DataFile& file,
                       const RecordScanner& scanner, const FileRecords& records);

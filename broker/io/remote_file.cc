@@ -44,6 +44,7 @@ RemoteFile::RemoteFile(Opened opened, Fd fd, Asks asks)
       ahead_bytes_(opened.ahead_bytes),
       room_bytes_(opened.room_bytes),
       kept_bytes_(opened.kept_bytes),
+      asked_room_bytes_(opened.asked_room_bytes),
       fd_(std::move(fd)),
       unit_bytes_(std::move(opened.unit_bytes)),
       asks_(std::move(asks)),

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import tarfile
+import time
 import urllib.request
 
 import numpy as np
@@ -316,7 +317,10 @@ def test_an_index_is_put_into_the_bucket(bucket, own_broker, tmp_path):
     spec = penstock.Dataset.text_lines("s3://data/text/a.txt", max_bytes=20).batch(10)
     (tmp_path / "spec.yaml").write_text(spec.to_json())
     index_of(tmp_path / "spec.yaml", "s3://data/text")
-    # It is the only other object there.
+    # It is the only other object there, and is none of the data.
+    with penstock.attach(penstock.Dataset.text_lines("s3://data/text/*", max_bytes=20).batch(10),
+                         job="all", timeout_s=60) as reader:
+        assert sum(batch.rows for batch in reader) == 1000
     assert len(rows_of(fixed("s3://data/text/a.txt.text_lines-*.index", 1, batch=1 << 20))) == 1
 
 
@@ -327,6 +331,70 @@ def test_keys_with_odd_characters(bucket, own_broker):
         rows = np.concatenate(rows_of(fixed("s3://data/odd/" + key, 100)))
         assert np.array_equal(rows, data), key
     assert len(np.concatenate(rows_of(fixed("s3://data/odd/*.bin", 100)))) == 50
+
+
+def test_patterns_are_as_those_of_files(bucket, own_broker):
+    data = records(10, 100)
+    for key in ("odd/z.bin", "odd/[z].bin", "odd?z.bin", "a/b.bin"):
+        bucket(key, data.tobytes())
+    for files, found in (("odd?z.bin", 1), ("odd[!a]z.bin", 1), ("odd/?.bin", 1),
+                         ("odd/[z].bin", 1), ("odd/*", 2), ("*/?.bin", 2)):
+        rows = np.concatenate(rows_of(fixed("s3://data/" + files, 100)))
+        assert len(rows) == 10 * found, files
+
+
+def test_an_object_that_the_client_cannot_name_is_named(bucket, own_broker):
+    bucket("odd/a//b.bin", b"x")
+    begun = time.monotonic()
+    with pytest.raises(penstock.Error, match=r"the store's client lists no such names .*a//b.bin"):
+        rows_of(fixed("s3://data/odd/*", 100))
+    assert time.monotonic() < begun + 10
+
+
+def test_nothing_of_an_answer_but_its_reason_is_told(store, own_broker):
+    store.files = {"a.bin": b"x" * 1000}
+    store.fault = lambda path, number: (403, "<html>token=BODYSECRET</html>")
+    with pytest.raises(penstock.Error, match="refuses .403 Forbidden.: no credentials are sent") \
+            as told:
+        rows_of(fixed(store.url + "/a.bin", 100))
+    assert "SECRET" not in str(told.value)
+    address = store.url.replace("://", "://user:PASSWORD@")
+    with pytest.raises(penstock.Error, match="an address with a password") as told:
+        rows_of(fixed(address + "/a.bin", 100))
+    assert "PASSWORD" not in str(told.value)
+
+
+def copies_bytes():
+    folder = os.path.join(os.environ["PENSTOCK_CACHE_DIR"], "objects")
+    return sum(each.stat().st_blocks * 512 for each in os.scandir(folder)
+               if not each.name.endswith(".crc"))
+
+
+def test_the_next_fetcher_has_the_room_of_the_former(store, own_broker):
+    data = records(400, 65536)
+    store.files = {f"{i}.bin": data[i * 100:(i + 1) * 100].tobytes() for i in range(4)}
+    dataset = fixed(store.url + "/{0..3}.bin", 65536, batch=10, shuffle={"seed": 1}, epochs=4,
+                    cache={"files": "8M"})
+    with penstock.attach(dataset, job="room", timeout_s=60) as reader:
+        for step, batch in enumerate(reader):
+            if step % 40 == 20:
+                for pid in fetchers():
+                    os.kill(pid, signal.SIGKILL)
+            # The data have 26 MB. Beside the room are what workers have in hand, and what passed
+            # in a process that was killed, until it is read.
+            assert copies_bytes() <= 12 << 20
+
+
+def test_a_job_that_says_no_room_has_that_of_the_disk(store, own_broker):
+    data = records(100, 65536)
+    store.files = {"a.bin": data.tobytes(), "b.bin": data.tobytes()}
+    small = fixed(store.url + "/a.bin", 65536, batch=10, epochs=2, cache={"files": "1M"})
+    with penstock.attach(small, job="small", timeout_s=60) as reader:
+        reader.next()
+        sent = store.sent
+        for _ in range(2):
+            rows_of(fixed(store.url + "/b.bin", 65536))
+        assert store.sent - sent <= 2 * data.nbytes * 1.1  # a pass of both jobs, at most
 
 
 @pytest.mark.parametrize("files, text", [

@@ -140,8 +140,8 @@ def test_a_store_that_stops_is_an_error_that_says_what_was_tried(store, broker_o
     store.fault = lambda path, number: "stall" if number > 20 else None
     rows = []
     with pytest.raises(penstock.Error, match=(
-            re.escape(store.url) + r"/a\.bin: no good answer in [4-9] s, of [2-9] tries \(the last "
-            r"one: no answer in time\): check the network and the store; PENSTOCK_STORE_TIMEOUT_S "
+            re.escape(store.url) + r"/a\.bin: no good answer in [4-9] s, of [2-9] tries; the last "
+            r"one: no answer in time: check the network and the store; PENSTOCK_STORE_TIMEOUT_S "
             r"\(now 4\) waits longer")), \
             penstock.attach(dataset, job="stops", timeout_s=60) as reader:
         for batch in reader:
@@ -505,8 +505,12 @@ def test_a_cache_smaller_than_a_row_goes_on_and_says_so(store, broker_of, capfd)
     store.files = {"a.bin": data.tobytes()}
     rows = rows_of(fixed(store.url + "/a.bin", 1 << 20, batch=8, cache={"files": "64K"}))
     assert np.array_equal(np.concatenate(rows), data)
+    told, deadline = "", time.monotonic() + 10
+    while not told and time.monotonic() < deadline:
+        time.sleep(0.1)
+        told = capfd.readouterr().err
     assert re.search("41943040 bytes of objects of stores are open, and local copies have room for "
-                     r"\d+: the rest is fetched in each pass", capfd.readouterr().err)
+                     r"\d+: the rest is fetched in each pass", told)
 
 
 # ---- odd objects

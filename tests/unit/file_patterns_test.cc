@@ -69,6 +69,16 @@ TEST_F(FilePatternsTest, GlobsComeInByteOrderAndListsInTheirs) {
   EXPECT_THAT(Expand({"a[0-9]", "?"}), ElementsAre("a9", "B", "b"));
 }
 
+TEST_F(FilePatternsTest, IndexesBesideMatchesAreNoMatches) {
+  for (const char* name : {"a.csv", "a.csv.csv-0123abcd.index", "b.index",
+                           "c.csv.csv-0123abcd.index"}) {
+    Write(name);
+  }
+  EXPECT_THAT(Expand({"*"}),
+              ElementsAre("a.csv", "b.index", "c.csv.csv-0123abcd.index"));
+  EXPECT_THAT(Expand({"a.csv.*"}), ElementsAre("a.csv.csv-0123abcd.index"));
+}
+
 TEST_F(FilePatternsTest, BracesCountWithZerosOrChoose) {
   EXPECT_THAT(Expand({"s-{008..011}.tar"}),
               ElementsAre("s-008.tar", "s-009.tar", "s-010.tar", "s-011.tar"));
