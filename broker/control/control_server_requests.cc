@@ -469,7 +469,8 @@ ControlServer::Answer ControlServer::Index(const Call& call) {
   JobOptions options;
   PENSTOCK_ASSIGN_OR_RETURN(options.spec, SpecOf(call));
   options.world_size = call.request.value("world_size", options.world_size);
-  options.local_world_size = options.world_size;
+  const uint32_t hosts = call.request.value("hosts", uint32_t{1});
+  options.local_world_size = (options.world_size + hosts - 1) / hosts;
   options.replicas = call.request.value("replicas", options.replicas);
   options.local_replicas = options.replicas;
   options.consumers_max = options.local_processes();
@@ -486,7 +487,8 @@ ControlServer::Answer ControlServer::Index(const Call& call) {
     }
     options.delivery.mode = DeliveryMode::kBroadcast;
     options.delivery.window = options.spec.prefetch.value_or(kPrefetchFirst);
-    options.consumers_max = std::max(options.world_size, kConsumersDefault);
+    options.consumers_max =
+        std::max(options.local_world_size, kConsumersDefault);
   }
   std::optional<Job::Place> row;
   if (call.request.contains("row")) {

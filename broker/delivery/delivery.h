@@ -340,6 +340,8 @@ class Delivery {
   // Whether State() is not known yet after a restart of the broker.
   bool Unsettled() const { return recovery_ != Recovery::kNone; }
   bool AnyAttached() const;
+  // Ranks of the plan of which a process is attached, in order.
+  std::vector<uint32_t> RanksHere() const;
   // A process may still write its page or read a slot.
   bool AnySeatTaken() const;
   // A replacement may come for a rank that died, and data are left for it.

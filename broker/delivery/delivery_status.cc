@@ -16,6 +16,17 @@ bool Delivery::AnyAttached() const {
                      [](const auto& it) { return it.second.attached(); });
 }
 
+std::vector<uint32_t> Delivery::RanksHere() const {
+  std::vector<uint32_t> ranks;
+  for (const auto& [number, consumer] : consumers_) {
+    if (consumer.attached() &&
+        (ranks.empty() || ranks.back() != consumer.plan_rank)) {
+      ranks.push_back(consumer.plan_rank);
+    }
+  }
+  return ranks;
+}
+
 bool Delivery::AnySeatTaken() const {
   for (uint32_t seat = 0; seat < consumers_.seats(); ++seat) {
     if (consumers_.FeedAt(seat) != nullptr) return true;

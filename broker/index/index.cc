@@ -46,8 +46,10 @@ Status CountScans(const DataFiles& files, const std::vector<uint8_t>& kept,
   }
   if (first == nullptr || progress.scans_remote) return OkStatus();
   return FailedPreconditionError(
-      "{}{} no index: to find the records, {} are read once, which fetches up "
-      "to {}; `penstock index --out` writes indexes that lie beside the files, "
+      "{}{} no index: to find the records, {} are read once on each host, "
+      "which "
+      "fetches up to {}; `penstock index --out` writes indexes that lie beside "
+      "the files, "
       "also where the data are",
       first->path(),
       remote.scanned == 1

@@ -206,7 +206,7 @@ StatusOr<std::shared_ptr<const Order>> OrderOf(const DatasetSpec& spec,
   }
   PENSTOCK_ASSIGN_OR_RETURN(std::unique_ptr<Order> order,
                             SelectedOrder(spec, dataset, context));
-  if (spec.shuffle) {
+  if (spec.shuffle && spec.shard != ShardPolicy::kFile) {
     PENSTOCK_ASSIGN_OR_RETURN(
         order, InWindows(*spec.shuffle, std::move(order), context));
   }
@@ -233,8 +233,9 @@ StatusOr<std::shared_ptr<const Order>> OrderOf(const DatasetSpec& spec,
   }
   if (spec.shard == ShardPolicy::kFile) {
     PENSTOCK_ASSIGN_OR_RETURN(
-        order, ShardByFile(std::move(order), shards,
-                           GlobalBatchOf(spec, shards), context));
+        order,
+        ShardByFile(std::move(order), shards, GlobalBatchOf(spec, shards),
+                    spec.shuffle ? &*spec.shuffle : nullptr, context));
   }
   return std::shared_ptr<const Order>(std::move(order));
 }

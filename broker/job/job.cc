@@ -142,6 +142,11 @@ Job::Job(JobKey key, JobOptions options, std::shared_ptr<const Dataset> dataset,
           MutexLock lock(&weights_mutex_);
           return rows_plan_;
         });
+    if (!follows_ranks()) {
+      std::vector<uint32_t> all(plan().world_size());
+      std::iota(all.begin(), all.end(), 0);
+      look_ahead_->SetRanks(std::move(all));
+    }
   }
 }
 
@@ -275,7 +280,7 @@ StatusOr<Delivery::Joined> Job::Attach(Delivery::Joining joining,
     GoneLocked(delivery_.Died(joined->seat));
     return status;
   }
-  NoteMissingLocked();
+  NotePresentLocked();
   if (joined->replaces) {
     Log<"rank-back">(key_, NameOf(joined->rank), joined->backlog);
   }
@@ -287,7 +292,7 @@ void Job::GoneLocked(const Status& status) {
     FailLocked(Status(status.code(),
                       Format("job '{}': {}", key_.name, status.message())));
   }
-  NoteMissingLocked();
+  NotePresentLocked();
   AdvanceLocked();
 }
 
@@ -378,10 +383,13 @@ Status Job::failure() const {
   return failure_;
 }
 
-void Job::NoteMissingLocked() {
+void Job::NotePresentLocked() {
   const size_t missing = delivery_.Missing().size();
   if (missing != missing_) missing_since_ = std::chrono::steady_clock::now();
   missing_ = missing;
+  if (look_ahead_ != nullptr && follows_ranks()) {
+    look_ahead_->SetRanks(delivery_.RanksHere());
+  }
 }
 
 void Job::CheckTimeouts(const FunctionWorkersUse& function_workers) {
@@ -390,7 +398,7 @@ void Job::CheckTimeouts(const FunctionWorkersUse& function_workers) {
   delivery_.HeardAll();
   AdvanceLocked();
   NoteRanksLocked(function_workers);
-  NoteMissingLocked();
+  NotePresentLocked();
   if (measured() && std::chrono::steady_clock::now() >= measured_until_) {
     measured_.store(false, std::memory_order_relaxed);
   }

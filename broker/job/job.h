@@ -338,10 +338,14 @@ class Job {
   void FailLocked(const Status& status) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void FailIfBrokenIsNextLocked() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void GoneLocked(const Status& status) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  void NoteMissingLocked() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void NotePresentLocked() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // By the numbers that people know.
   std::vector<uint32_t> MissingLocked() const
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Some rows are those of ranks of other hosts.
+  bool follows_ranks() const {
+    return options_.several_hosts() && plan().world_size() > 1;
+  }
   bool StarvedLocked() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void NoteRanksLocked(const FunctionWorkersUse& function_workers)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);

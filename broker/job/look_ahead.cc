@@ -30,6 +30,7 @@ LookAhead::LookAhead(std::shared_ptr<const Dataset> dataset, uint64_t position,
       signal_(std::make_shared<FetchSignal>()),
       claimed_(position),
       next_(position),
+      passed_(position),
       thread_([this] { Run(); }) {}
 
 LookAhead::~LookAhead() {
@@ -40,21 +41,29 @@ LookAhead::~LookAhead() {
 
 void LookAhead::Run() {
   pthread_setname_np(pthread_self(), "look-ahead");
-  const uint64_t begin = next_;
   while (!stops_.load()) {
     const uint64_t claimed = claimed_.load(std::memory_order_relaxed);
     Forget(claimed);
+    Follow(claimed);
     Settle();
     Note(claimed);
     const std::shared_ptr<const Plan> plan = plan_now_();
-    bool more = Extend(*plan, claimed);
-    if (!remote_ && (!more || next_ - begin >= kFirstRows)) {
+    const More more = Extend(*plan, claimed);
+    if (!remote_ && (more == More::kNever || located_ >= kFirstRows)) {
       ended_.store(true, std::memory_order_relaxed);
       return;
     }
-    if (!more) signal_->Wait(kLookNs);
+    if (more != More::kYes) signal_->Wait(kLookNs);
   }
-  for (Row& row : rows_) Release(&row);
+  while (!rows_.empty()) Erase(rows_.begin());
+}
+
+void LookAhead::SetRanks(std::vector<uint32_t> ranks) {
+  {
+    const std::lock_guard lock(mutex_);
+    ranks_now_ = std::move(ranks);
+  }
+  signal_->Notify();
 }
 
 void LookAhead::Made(uint64_t begin, uint64_t end) {
@@ -64,55 +73,59 @@ void LookAhead::Made(uint64_t begin, uint64_t end) {
   made_.emplace_back(begin, end);
 }
 
-void LookAhead::Release(Row* row) {
-  for (const Part& part : row->parts) part.file->Release(part.range);
-  row->parts.clear();
+void LookAhead::Follow(uint64_t claimed) {
+  std::optional<std::vector<uint32_t>> ranks;
+  {
+    const std::lock_guard lock(mutex_);
+    ranks.swap(ranks_now_);
+  }
+  if (!ranks) return;
+  const bool come = !std::includes(ranks_.begin(), ranks_.end(), ranks->begin(),
+                                   ranks->end());
+  ranks_ = *std::move(ranks);
+  // Rows of the others, which it has, are passed over.
+  if (come) next_ = claimed;
+}
+
+LookAhead::Rows::iterator LookAhead::Erase(Rows::iterator row) {
+  for (const Part& part : row->second.parts) part.file->Release(part.range);
+  if (row->first >= passed_) bytes_ -= row->second.bytes;
+  if (row->second.wait != nullptr) coming_ -= row->second.bytes;
+  return rows_.erase(row);
 }
 
 // Rows that are claimed are no longer ahead; those that are made, or never will
 // be, are let go.
 void LookAhead::Forget(uint64_t claimed) {
-  for (; passed_ < rows_.size() && rows_[passed_].position < claimed;
-       ++passed_) {
-    bytes_ -= rows_[passed_].bytes;
+  for (auto row = rows_.lower_bound(passed_);
+       row != rows_.end() && row->first < claimed; ++row) {
+    bytes_ -= row->second.bytes;
   }
+  passed_ = claimed;
   std::vector<std::pair<uint64_t, uint64_t>> made;
   {
     const std::lock_guard lock(mutex_);
     made.swap(made_);
   }
   for (const auto& [begin, end] : made) {
-    if (rows_.empty()) break;
-    const uint64_t first = rows_.front().position;
-    for (uint64_t at = std::max(begin, first);
-         at < std::min(end, first + rows_.size()); ++at) {
-      Release(&rows_[at - first]);
-    }
+    auto row = rows_.lower_bound(begin);
+    while (row != rows_.end() && row->first < end) row = Erase(row);
   }
-  while (passed_ > 0 && (rows_.front().parts.empty() ||
-                         rows_.front().position + behind_ < claimed)) {
-    Row& row = rows_.front();
-    Release(&row);
-    --passed_;
-    if (settled_ > 0) {
-      --settled_;
-    } else if (row.wait != nullptr) {
-      coming_ -= row.bytes;
-    }
-    rows_.pop_front();
+  while (!rows_.empty() && rows_.begin()->first + behind_ < claimed) {
+    Erase(rows_.begin());
   }
 }
 
 // Counts what has come, or cannot.
 void LookAhead::Settle() {
-  while (settled_ < rows_.size()) {
-    const Row& row = rows_[settled_];
-    if (row.wait != nullptr) {
-      if (!row.wait->over()) return;
-      coming_ -= row.bytes;
-    }
-    ++settled_;
+  auto row = rows_.lower_bound(settled_);
+  for (; row != rows_.end(); ++row) {
+    if (row->second.wait == nullptr) continue;
+    if (!row->second.wait->over()) break;
+    coming_ -= row->second.bytes;
+    row->second.wait = nullptr;
   }
+  settled_ = row != rows_.end() ? std::min(row->first, next_) : next_;
 }
 
 void LookAhead::Note(uint64_t claimed) {
@@ -130,13 +143,11 @@ void LookAhead::Note(uint64_t claimed) {
   }
   noted_ns_ = now_ns;
   noted_claimed_ = claimed;
-  const uint64_t there =
-      settled_ < rows_.size() ? rows_[settled_].position : next_;
   use_ = {needed_bytes_,
           asked_bytes_,
           needed_per_s_.mean(),
           asked_per_s_.mean(),
-          there - std::min(there, claimed),
+          settled_ - std::min(settled_, claimed),
           rows_per_s_.mean()};
 }
 
@@ -167,46 +178,65 @@ nlohmann::json LookAhead::Use::ToJson() const {
   return json;
 }
 
-// False: nothing more is to be fetched now.
-bool LookAhead::Extend(const Plan& plan, uint64_t claimed) {
-  if (claimed > next_ + kRowsMax) {  // a job that begins in the middle
-    for (Row& row : rows_) Release(&row);
-    rows_.clear();
-    passed_ = settled_ = bytes_ = coming_ = 0;
-    next_ = claimed;
+// The next rows of its ranks, of one step; none are left in it: its end.
+LookAhead::Range LookAhead::NextRows(const Plan& plan) const {
+  const uint64_t step = plan.StepAt(next_ + 1) - 1;
+  const auto rows_of = [&](uint32_t rank) {
+    const Plan::RankBatch rows = plan.RankBatchOf(step, rank);
+    const uint64_t begin = rows.epoch * plan.rows_per_epoch() + rows.first_row;
+    return Range{begin, begin + rows.rows};
+  };
+  auto rank = std::partition_point(
+      ranks_.begin(), ranks_.end(),
+      [&](uint32_t each) { return rows_of(each).end <= next_; });
+  if (rank == ranks_.end()) {
+    const uint64_t end = plan.PositionOf(step + 1);
+    return {end, end};
   }
+  Range rows = rows_of(*rank);
+  rows.begin = std::max(rows.begin, next_);
+  while (++rank != ranks_.end()) {
+    const Range more = rows_of(*rank);
+    if (more.begin != rows.end) break;
+    rows.end = more.end;
+  }
+  rows.end = std::min(rows.end, rows.begin + kRowsAtOnce);
+  return rows;
+}
+
+LookAhead::More LookAhead::Extend(const Plan& plan, uint64_t claimed) {
   // Workers that are ahead of it fetch for themselves.
-  for (; next_ < claimed; ++next_) {
-    rows_.emplace_back().position = next_;
-    ++passed_;
-  }
+  next_ = std::max(next_, claimed);
   const uint64_t of_epoch = plan.rows_per_epoch();
   const uint64_t epoch = next_ / of_epoch;
-  if (plan.epochs() && epoch >= *plan.epochs()) return false;
-  const uint64_t row = next_ % of_epoch;
-  const uint64_t count = std::min(kRowsAtOnce, of_epoch - row);
+  if (plan.epochs() && epoch >= *plan.epochs()) return More::kNever;
   const uint64_t room = std::max(ahead_bytes_, RemoteFile::kBlockBytes);
-  if (coming_ >= kComingBytes || bytes_ >= room || rows_.size() >= kRowsMax) {
-    return false;
+  if (ranks_.empty() || coming_ >= kComingBytes || bytes_ >= room ||
+      rows_.size() >= kRowsMax) {
+    return More::kNotNow;
   }
-  of_plan_.resize(count);
-  plan.Rows(epoch, row, count, &shuffles_, of_plan_.data());
+  const Range rows = NextRows(plan);
+  next_ = rows.begin;
+  of_plan_.resize(rows.end - rows.begin);
+  plan.Rows(epoch, rows.begin - epoch * of_epoch, of_plan_.size(), &shuffles_,
+            of_plan_.data());
   for (const Plan::Row& each : of_plan_) {
-    Row made;
-    made.position = next_++;
+    const auto [at, is_new] = rows_.try_emplace(next_++);
+    if (!is_new) continue;
+    Row& row = at->second;
     if (dataset_->packing != nullptr) {
       dataset_->packing->PiecesOf(each.record, each.pass, &pieces_);
-      for (const Piece& piece : pieces_) Add(piece.record, &made);
+      for (const Piece& piece : pieces_) Add(piece.record, &row);
     } else {
-      Add(each.record, &made);
+      Add(each.record, &row);
     }
-    remote_ = remote_ || !made.parts.empty();
-    bytes_ += made.bytes;
-    if (made.wait != nullptr) coming_ += made.bytes;
-    rows_.push_back(std::move(made));
+    ++located_;
+    remote_ = remote_ || !row.parts.empty();
+    bytes_ += row.bytes;
+    if (row.wait != nullptr) coming_ += row.bytes;
     if (coming_ >= kComingBytes || bytes_ >= room) break;
   }
-  return true;
+  return More::kYes;
 }
 
 void LookAhead::Add(uint64_t record, Row* row) {

@@ -1,5 +1,5 @@
 // Fetches what the next rows of a job read from object stores, in the order of
-// the plan, before workers claim them.
+// the plan, before workers claim them: those of the ranks of this host.
 //
 // The plan tells every row that is ever read, so this is no guess. A thread of
 // its own, which ends at once if the first rows read nothing remote.
@@ -8,8 +8,8 @@
 
 #include <atomic>
 #include <cstdint>
-#include <deque>
 #include <functional>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <nlohmann/json_fwd.hpp>
@@ -32,8 +32,9 @@ class LookAhead {
 
   using PlanNow = std::function<std::shared_ptr<const Plan>()>;
 
-  // plan_now: the plan of the rows, which may change; outlives this. behind:
-  // rows so far before the last claimed one are of batches that were given up.
+  // plan_now: the plan of the rows, which may change but for its steps and
+  // ranks; outlives this. behind: rows so far before the last claimed one are
+  // of batches that were given up.
   LookAhead(std::shared_ptr<const Dataset> dataset, uint64_t position,
             uint64_t behind, PlanNow plan_now);
   ~LookAhead();
@@ -53,6 +54,10 @@ class LookAhead {
   // nullopt: nothing of what it has come to is in an object store.
   std::optional<Use> use() const;
 
+  // Whose rows are read here, of the plan's ranks, in order; at first nobody's.
+  // Those that come begin with the first row that is not claimed. What is held
+  // for one that goes is held until others pass it: it may come back.
+  void SetRanks(std::vector<uint32_t> ranks);
   // A worker has made the rows from one position to the other.
   void Made(uint64_t begin, uint64_t end);
   // A worker has claimed rows up to this position.
@@ -69,19 +74,26 @@ class LookAhead {
     RemoteFile::Range range;
   };
   struct Row {
-    uint64_t position = 0;
-    std::vector<Part> parts;  // held; none: it was made
+    std::vector<Part> parts;  // held
     uint64_t bytes = 0;
-    // What it waits for; nullptr: all was there.
+    // What it waits for; nullptr: all is there, or cannot come.
     std::shared_ptr<FetchWait> wait;
   };
+  using Rows = std::map<uint64_t, Row>;  // by position
+  struct Range {
+    uint64_t begin = 0;
+    uint64_t end = 0;
+  };
+  enum class More : uint8_t { kYes, kNotNow, kNever };
 
   void Run();
+  void Follow(uint64_t claimed);
   void Forget(uint64_t claimed);
-  static void Release(Row* row);
+  Rows::iterator Erase(Rows::iterator row);
   void Settle();
   void Note(uint64_t claimed);
-  bool Extend(const Plan& plan, uint64_t claimed);
+  Range NextRows(const Plan& plan) const;
+  More Extend(const Plan& plan, uint64_t claimed);
   void Add(uint64_t record, Row* row);
 
   const std::shared_ptr<const Dataset> dataset_;
@@ -94,16 +106,19 @@ class LookAhead {
   mutable std::mutex mutex_;
   // Guarded by mutex_.
   std::vector<std::pair<uint64_t, uint64_t>> made_;
+  std::optional<std::vector<uint32_t>> ranks_now_;  // not followed yet
   Use use_;
   // Only the thread has these.
-  uint64_t next_;  // position
+  std::vector<uint32_t> ranks_;
+  uint64_t next_;         // position
+  uint64_t located_ = 0;  // rows
   bool remote_ = false;
   uint64_t ahead_bytes_ = 0;  // as of a file of the last rows
-  std::deque<Row> rows_;      // of positions without a gap
-  size_t passed_ = 0;         // of them, at the front: claimed
-  size_t settled_ = 0;        // of them, at the front
+  Rows rows_;                 // not made yet
+  uint64_t passed_;           // position: those before it are claimed
+  uint64_t settled_ = 0;      // position: those before it wait for nothing
   uint64_t bytes_ = 0;        // of those that are not claimed
-  uint64_t coming_ = 0;       // bytes of those that are not settled
+  uint64_t coming_ = 0;       // of those that wait
   // For use_: what has been located and asked for; the last Note.
   uint64_t needed_bytes_ = 0;
   uint64_t asked_bytes_ = 0;

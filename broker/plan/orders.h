@@ -96,12 +96,13 @@ StatusOr<std::unique_ptr<Order>> InWindows(const ShuffleSpec& shuffle,
 // ---- shard_by_file.cc
 
 // `shard: file`: the files, in the order in which they come, are dealt to so
-// many shards, as tf.data deals them. InvalidArgument: no files, fewer files
-// than shards, an order that repeats or mixes, fewer rows in a batch than
-// shards.
+// many shards, as tf.data deals them; each is shuffled within windows of its
+// own files, if there are any. InvalidArgument: no files, fewer files than
+// shards, an order that repeats or mixes, fewer rows in a batch than shards.
 StatusOr<std::unique_ptr<Order>> ShardByFile(std::unique_ptr<Order> of,
                                              uint32_t shards,
                                              uint64_t global_batch,
+                                             const ShuffleSpec* shuffle,
                                              const SelectContext& context);
 
 }  // namespace penstock

@@ -9,10 +9,28 @@
 #include "common/quantity.h"
 
 namespace penstock {
+namespace {
+
+// The rows of one shard.
+class OfShard final : public Order {
+ public:
+  OfShard(const Order& of, const Shard& shard)
+      : Order(shard.rows), of_(of), shard_(shard) {}
+  Row At(uint64_t index, uint64_t pass, Shuffling shuffling) const override {
+    return of_.At(shard_.RowOf(index), pass, shuffling);
+  }
+
+ private:
+  const Order& of_;
+  const Shard& shard_;
+};
+
+}  // namespace
 
 StatusOr<std::unique_ptr<Order>> ShardByFile(std::unique_ptr<Order> of,
                                              uint32_t shards,
                                              uint64_t global_batch,
+                                             const ShuffleSpec* shuffle,
                                              const SelectContext& context) {
   constexpr char kWayOut[] =
       "use shard: data (or leave it out), which divides each batch by rows and "
@@ -71,7 +89,19 @@ StatusOr<std::unique_ptr<Order>> ShardByFile(std::unique_ptr<Order> of,
         "the data into {} files or more, or {}",
         Counted(numbers.size(), "file", "files"), shards, shards, kWayOut);
   }
-  for (Shard& each : of_shard) each.runs.shrink_to_fit();
+  for (Shard& each : of_shard) {
+    each.runs.shrink_to_fit();
+    if (shuffle == nullptr || !shuffle->window_files) continue;
+    auto windows =
+        Windows::In(OfShard(*of, each), *shuffle->window_files, context);
+    if (!windows.ok()) {
+      return windows.status().Prepend(
+          Format("shuffle.window_files: of the files of one of {} ranks "
+                 "(shard: file)",
+                 shards));
+    }
+    each.windows = *std::move(windows);
+  }
   return InShards(std::move(of), std::move(of_shard), global_batch);
 }
 

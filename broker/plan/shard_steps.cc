@@ -41,15 +41,13 @@ class Sharded final : public Derived {
     auto [number, place] = steps_.Find(index);
     const Shard& shard = shards_[number];
     if (shuffling.spec != nullptr) {
-      place = shuffling.last->Of(shuffling.first_part + number, *shuffling.spec,
-                                 shard.rows, pass)(place);
+      const uint32_t part = shuffling.first_part + number;
+      place = shard.windows ? shard.windows->Of(place, pass, *shuffling.spec,
+                                                part, shuffling.last)
+                            : shuffling.last->Of(part, *shuffling.spec,
+                                                 shard.rows, pass)(place);
     }
-    const Shard::Run& run =
-        *std::prev(std::upper_bound(shard.runs.begin(), shard.runs.end(), place,
-                                    [](uint64_t row, const Shard::Run& each) {
-                                      return row < each.before;
-                                    }));
-    return of_->At(run.first + place - run.before, pass, shuffling);
+    return of_->At(shard.RowOf(place), pass, shuffling);
   }
   uint32_t shuffled_parts() const override { return steps_.size(); }
   const Steps* steps() const override { return &steps_; }
@@ -57,6 +55,7 @@ class Sharded final : public Derived {
     uint64_t bytes = of_->memory_bytes() + steps_.memory_bytes();
     for (const Shard& shard : shards_) {
       bytes += shard.runs.capacity() * sizeof(Shard::Run);
+      if (shard.windows) bytes += shard.windows->memory_bytes();
     }
     return bytes;
   }
@@ -245,6 +244,13 @@ uint64_t ShardSteps::Following(uint64_t row, uint64_t i, uint64_t) const {
   Place place = Find(row);
   place.index = (place.index + i) % rows_[place.shard];
   return RowOf(place);
+}
+
+uint64_t Shard::RowOf(uint64_t place) const {
+  const Run& run = *std::prev(std::upper_bound(
+      runs.begin(), runs.end(), place,
+      [](uint64_t row, const Run& each) { return row < each.before; }));
+  return run.first + place - run.before;
 }
 
 std::unique_ptr<Order> InShards(std::unique_ptr<Order> of,

@@ -12,10 +12,12 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <vector>
 
 #include "broker/plan/order.h"
 #include "broker/plan/steps.h"
+#include "broker/plan/windows.h"
 #include "common/status.h"
 
 namespace penstock {
@@ -105,9 +107,14 @@ struct Shard {
   };
   std::vector<Run> runs;
   uint64_t rows = 0;
+  std::optional<Windows> windows = {};  // of its rows; nullopt: one of all
+
+  // The row of the pass that one of the shard is.
+  uint64_t RowOf(uint64_t place) const;
 };
 // The rows of these shards (none of which is empty), as ShardSteps says; each
-// is shuffled alone. global_batch: not less than there are shards.
+// is shuffled alone, within its windows. global_batch: not less than there are
+// shards.
 std::unique_ptr<Order> InShards(std::unique_ptr<Order> of,
                                 std::vector<Shard> shards,
                                 uint64_t global_batch);

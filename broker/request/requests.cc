@@ -100,8 +100,10 @@ constexpr AnswerField kParseAnswer[] = {
 };
 
 constexpr RequestField kIndex[] = {
-    {"world_size", Number(1, kLocalRanksMax),
-     "ranks, all of this host, for which memory is counted; else 1"},
+    {"world_size", Number(1, kLocalRanksMax), "ranks, of all hosts; else 1"},
+    {"hosts", Number(1, kLocalRanksMax),
+     "that have equally many of them: memory is counted for those of one; "
+     "else 1"},
     {"replicas", Number(1, kLocalRanksMax),
      "processes of this host that are one rank; else 1"},
     {"row", Number(0, Plan::kTotalRowsMax),

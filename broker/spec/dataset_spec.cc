@@ -305,12 +305,6 @@ Status Finish(const YamlValue& root, DatasetSpec* spec) {
   if (spec->shuffle && !root.Optional("seed").present()) {
     spec->seed = spec->shuffle->seed;
   }
-  if (spec->shard == ShardPolicy::kFile && spec->shuffle &&
-      spec->shuffle->window_files) {
-    return root.Optional("shard").Error(
-        "`file` shuffles the records of all files of a rank: leave out "
-        "shuffle.window_files, or use `data`");
-  }
   PENSTOCK_RETURN_IF_ERROR(CheckParts(root, *spec));
   PENSTOCK_RETURN_IF_ERROR(CheckBuckets(root, *spec));
   PENSTOCK_RETURN_IF_ERROR(CheckPack(root, *spec));

@@ -26,6 +26,7 @@ struct CheckOptions {
   std::vector<std::string> specs;
   int ranks = 1;     // processes
   int replicas = 1;  // of them that are one rank
+  int hosts = 1;     // of equally many of them
   bool layouts = false;
   bool json = false;
   bool syntax = false;
@@ -152,16 +153,26 @@ std::string BucketsText(std::span<const ElementSpec> buckets) {
 }
 
 StatusOr<DatasetIndex> IndexFor(PrivateBroker* broker, const SpecFile& file,
-                                int ranks, int replicas, bool scan = true) {
+                                int ranks, int replicas, int hosts = 1,
+                                bool scan = true) {
   nlohmann::json more = nlohmann::json::object();
+  if (hosts > 1) more["hosts"] = hosts;
   if (replicas > 1) more["replicas"] = replicas;
   if (!scan) more["scan"] = false;
   return IndexDataset(broker->AsCall(), file, ranks / replicas, more);
 }
 
-std::string ProcessesText(int ranks, int replicas) {
-  return Counted(ranks / replicas, "rank") +
-         (replicas > 1 ? Format(" of {} replicas", replicas) : "");
+std::string ProcessesText(const CheckOptions& options) {
+  const int replicas = options.replicas;
+  return Counted(options.ranks / replicas / options.hosts, "rank") +
+         (replicas > 1 ? Format(" of {} replicas", replicas) : "") +
+         (options.hosts > 1 ? " of a host" : "");
+}
+
+std::optional<RemoteData> RemoteOf(const DatasetIndex& index,
+                                   const CheckOptions& options) {
+  return RemoteDataOf(index, static_cast<uint64_t>(options.hosts),
+                      static_cast<uint64_t>(options.ranks / options.replicas));
 }
 
 // What the memory of a job is, when its processes are so many groups.
@@ -252,11 +263,12 @@ void PrintIndex(const DatasetIndex& index, const CheckOptions& options,
     line("inflated", Format("{}, {}", Counted(count("copied_files"), "file"),
                             bytes("copied_bytes")));
   }
-  if (const auto remote = RemoteDataOf(index)) {
-    line("object stores", Format("{}, {}", Counted(remote->files, "file"),
-                                 FormatBytes(remote->bytes)));
+  if (const auto remote = RemoteOf(index, options)) {
+    line("object stores", Format("{}, {}", Counted(remote->all_files, "file"),
+                                 FormatBytes(remote->all_bytes)));
     line("index", IndexText(index));
-    line("downloads", DownloadsText(*remote, 0));
+    line(options.hosts == 1 ? "downloads" : "a host downloads",
+         DownloadsText(*remote, 0));
   }
   told("fingerprint", "fingerprint");
   if (!index.class_names.empty()) {
@@ -280,8 +292,7 @@ void PrintIndex(const DatasetIndex& index, const CheckOptions& options,
     line("memory",
          Format("{} for {}: {} (prefetch {}{} and hold {} of each rank{}) of "
                 "{}{} of {}{}; index {}{}",
-                FormatBytes(index.memory_bytes),
-                ProcessesText(options.ranks, options.replicas),
+                FormatBytes(index.memory_bytes), ProcessesText(options),
                 Counted(count("slots"), "batch", "batches"), count("prefetch"),
                 count("prefetch_most") == count("prefetch")
                     ? ""
@@ -395,8 +406,8 @@ std::vector<std::string> WarningsOf(const std::vector<DatasetIndex>& indexes,
         indexes.size() == 1
             ? "dataset '" + indexes[0].dataset + "'"
             : Format("a job of each of the {} datasets", indexes.size()),
-        FormatBytes(needed), ProcessesText(options.ranks, options.replicas),
-        FormatBytes(*left), TextField(last, "memory_left_by")));
+        FormatBytes(needed), ProcessesText(options), FormatBytes(*left),
+        TextField(last, "memory_left_by")));
   }
   const auto classes_of = [&](size_t i) {
     const std::string folder =
@@ -425,6 +436,11 @@ StatusOr<int> Check(const CheckOptions& options) {
   if (options.ranks % options.replicas != 0) {
     PrintError(Format("--ranks {} is no multiple of --replicas {}",
                       options.ranks, options.replicas));
+    return kExitUsage;
+  }
+  if (options.ranks / options.replicas % options.hosts != 0) {
+    PrintError(Format("{} ranks are not equally many on each of --hosts {}",
+                      options.ranks / options.replicas, options.hosts));
     return kExitUsage;
   }
   std::vector<SpecFile> files;
@@ -460,12 +476,14 @@ StatusOr<int> Check(const CheckOptions& options) {
   std::vector<DatasetIndex> indexes;
   std::vector<std::optional<TriedRow>> rows;
   for (SpecFile& file : files) {
-    StatusOr<DatasetIndex> found = IndexFor(broker.get(), file, options.ranks,
-                                            options.replicas, options.scan);
+    StatusOr<DatasetIndex> found =
+        IndexFor(broker.get(), file, options.ranks, options.replicas,
+                 options.hosts, options.scan);
     if (options.all && found.status().code() == StatusCode::kDataLoss) {
       // A record that a column is read of is broken.
       PENSTOCK_ASSIGN_OR_RETURN(file, OfAllRecords(broker.get(), file));
-      found = IndexFor(broker.get(), file, options.ranks, options.replicas);
+      found = IndexFor(broker.get(), file, options.ranks, options.replicas,
+                       options.hosts);
     }
     PENSTOCK_ASSIGN_OR_RETURN(DatasetIndex index, std::move(found));
     rows.emplace_back();
@@ -506,6 +524,9 @@ StatusOr<int> Check(const CheckOptions& options) {
       indexes[i].answer["warnings"] =
           i + 1 < files.size() ? std::vector<std::string>() : warnings;
       if (rows[i]) indexes[i].answer["row"] = rows[i]->ToJson();
+      if (const auto remote = RemoteOf(indexes[i], options)) {
+        indexes[i].answer["remote"].update(HostsJson(*remote));
+      }
       if (options.layouts) {
         indexes[i].answer["layouts"] = LayoutsToJson(layouts[i]);
       }
@@ -569,6 +590,12 @@ std::shared_ptr<CheckOptions> AddCheckOptions(Command command) {
                  "batches")
       .Type("N")
       .InRange(1, kRanksMax);
+  command
+      .AddOption("--hosts", &options->hosts,
+                 "So many hosts have these ranks: memory and downloads are "
+                 "those of one")
+      .Type("N")
+      .InRange(1, kRanksMax);
   command.AddFlag("--json", &options->json,
                   "Print one JSON object for each spec");
   options->broker.AddTo(command);
@@ -625,6 +652,7 @@ Examples:
   penstock check --syntax train.yaml
   penstock check --ranks 8 train.yaml val.yaml
   penstock check --ranks 8 --layouts train.yaml
+  penstock check --ranks 16 --hosts 2 train.yaml
   penstock check --ranks 8 --json train.yaml
   penstock check --all train.yaml)");
   return {check, [options] { return Check(*options); }};

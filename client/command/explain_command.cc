@@ -63,6 +63,8 @@ struct ExplainOptions {
   JobOptions job;  // its name may be the path of a spec
   double seconds = 15;
   std::string bandwidth;  // "": as measured
+  int ranks = 1;          // of the job, and the hosts that have them
+  int hosts = 1;
   bool json = false;
   PrivateBrokerOptions broker;
 };
@@ -368,7 +370,9 @@ StatusOr<int> ExplainSpec(const ExplainOptions& options) {
   for (const Feature& each : index.element_spec) {
     measured.row_bytes += static_cast<double>(each.RowBytes());
   }
-  const std::optional<RemoteData> remote = RemoteDataOf(index);
+  const std::optional<RemoteData> remote =
+      RemoteDataOf(index, static_cast<uint64_t>(options.hosts),
+                   static_cast<uint64_t>(options.ranks));
   measured.remote = remote.has_value();
   double bytes_per_s = 0;
   PENSTOCK_RETURN_IF_ERROR(
@@ -600,6 +604,17 @@ Subcommand AddExplain(Command parent) {
                  "Of the network, in bytes a second: for what a dataset in "
                  "object stores downloads (default: as measured)")
       .Type("SIZE");
+  explain
+      .AddOption("--hosts", &options->hosts,
+                 "Hosts of the job: says what one of them downloads")
+      .Type("N")
+      .InRange(1, kRanksMax);
+  explain
+      .AddOption("--ranks", &options->ranks,
+                 "Ranks of all of them, which read files of their own with "
+                 "`shard: file`")
+      .Type("N")
+      .InRange(1, kRanksMax);
   explain.AddFlag("--json", &options->json, "Print one JSON object");
   options->job.AddTo(explain);
   options->broker.AddTo(explain);

@@ -3,7 +3,9 @@
 //
 // Blocks that copies keep are downloaded once. Others are downloaded when a row
 // needs them and dropped behind it, so rows of one block download it again
-// unless all of them are looked ahead at the same time.
+// unless all of them are looked ahead at the same time. A host downloads what
+// its own ranks read: under `shard: file` whole files, else of each step some
+// rows, whose blocks and units have rows of other hosts.
 #ifndef CLIENT_COMMAND_REMOTE_COST_H_
 #define CLIENT_COMMAND_REMOTE_COST_H_
 
@@ -16,6 +18,7 @@
 
 namespace penstock {
 
+// As one of the hosts has it.
 struct RemoteData {
   uint64_t files = 0;
   uint64_t bytes = 0;  // of the files
@@ -29,9 +32,18 @@ struct RemoteData {
   uint64_t free_bytes = 0;  // of the disk of the copies
   bool shuffled = false;
   std::optional<uint64_t> window_files;
+  bool same_order = false;    // in every epoch
+  uint64_t hosts = 1;         // of the job
+  uint64_t sharing = 1;       // of them: those that divide these rows
+  uint64_t windows = 1;       // that are read at the same time
+  uint64_t global_batch = 1;  // rows of a step
+  uint64_t all_files = 0;     // of all hosts
+  uint64_t all_bytes = 0;
 };
-// nullopt: the dataset reads nothing from object stores.
-std::optional<RemoteData> RemoteDataOf(const DatasetIndex& index);
+// nullopt: the dataset reads nothing from object stores. hosts: of a job of so
+// many ranks, each with equally many.
+std::optional<RemoteData> RemoteDataOf(const DatasetIndex& index,
+                                       uint64_t hosts = 1, uint64_t ranks = 1);
 
 struct Downloads {
   bool all_kept = false;
@@ -40,6 +52,9 @@ struct Downloads {
   // In these, by whatever rule of what is kept in this room.
   uint64_t least_bytes = 0;
   double times = 1;  // how often a byte that is not kept comes in a pass
+  // In the first epoch by all hosts, and each byte once.
+  uint64_t all_hosts_bytes = 0;
+  uint64_t all_hosts_least_bytes = 0;
 };
 Downloads DownloadsOf(const RemoteData& data);
 
@@ -58,6 +73,8 @@ std::string DownloadsText(const RemoteData& data, double bytes_per_s);
 std::string RemoteText(const RemoteData& data, double bytes_per_s,
                        double made_per_s);
 nlohmann::ordered_json RemoteJson(const RemoteData& data, double bytes_per_s);
+// What is known without a bandwidth, where there are several hosts.
+nlohmann::json HostsJson(const RemoteData& data);
 
 }  // namespace penstock
 #endif  // CLIENT_COMMAND_REMOTE_COST_H_

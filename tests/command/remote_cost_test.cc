@@ -101,6 +101,61 @@ TEST(RemoteCostTest, AWindowThatIsLookedAheadWhollyFetchesEachByteOnce) {
   EXPECT_THAT(RemoteText(data, 0, 0), HasSubstr("A window of 63 files"));
 }
 
+TEST(RemoteCostTest, HostsThatShareRowsDownloadTheUnitsThatHaveSome) {
+  RemoteData data = Small();
+  data.hosts = data.sharing = 2;
+  EXPECT_EQ(DownloadsOf(data).later_bytes, 225 * kGiB);
+  EXPECT_EQ(WindowOf(data), 0u);
+  data.kept_bytes = 100 * kGiB;  // in units, with 512 rows each
+  EXPECT_EQ(DownloadsOf(data).first_bytes, 100 * kGiB);
+  EXPECT_EQ(DownloadsOf(data).later_bytes, 0u);
+  EXPECT_THAT(DownloadsText(data, 0),
+              HasSubstr("all 2 hosts 200.0 GiB in the first epoch, 2.0 x the "
+                        "least (100.0 GiB); `shard: file` downloads each"));
+  data.rows = 100 << 10;
+  data.row_bytes = kMiB;
+  EXPECT_EQ(DownloadsOf(data).first_bytes, 50 * kGiB);
+  EXPECT_EQ(DownloadsOf(data).later_bytes, 25 * kGiB);
+  EXPECT_EQ(DownloadsOf(data).all_hosts_bytes, 100 * kGiB);
+  EXPECT_THAT(DownloadsText(data, 0), Not(HasSubstr("shard: file")));
+  data.same_order = true;
+  EXPECT_EQ(DownloadsOf(data).later_bytes, 0u);
+  data.shuffled = false;  // stretches of 4 rows of 1 KiB
+  data.rows = 100 << 20;
+  data.row_bytes = 1024;
+  data.global_batch = 8;
+  EXPECT_EQ(DownloadsOf(data).first_bytes, 100 * kGiB);
+  data.global_batch = 1 << 20;
+  EXPECT_NEAR(static_cast<double>(DownloadsOf(data).first_bytes), 50.0 * kGiB,
+              0.1 * kGiB);
+}
+
+TEST(RemoteCostTest, WithShardsOfFilesAHostDownloadsItsOwn) {
+  DatasetIndex index;
+  index.spec = {{"shard", "file"},
+                {"shuffle", {{"seed", 1}, {"window_files", 2}}}};
+  index.answer = {{"remote",
+                   {{"files", 40},
+                    {"bytes", 40 * kGiB},
+                    {"rows", 40 << 20},
+                    {"row_bytes", 1024},
+                    {"kept_bytes", 20 * kGiB},
+                    {"room_bytes", 30 * kGiB}}}};
+  const RemoteData data = *RemoteDataOf(index, 2, 8);
+  const Downloads found = DownloadsOf(data);
+  EXPECT_TRUE(found.all_kept);
+  EXPECT_EQ(found.first_bytes, 20 * kGiB);
+  EXPECT_EQ(found.all_hosts_bytes, 40 * kGiB);
+  EXPECT_EQ(found.all_hosts_least_bytes, 40 * kGiB);
+  EXPECT_EQ(WindowBytes(data, 2), 8 * kGiB);  // of each of 4 ranks
+  EXPECT_THAT(RemoteText(data, 0, 0),
+              HasSubstr("Of 40 files in object stores (40.0 GiB) each of 2 "
+                        "hosts downloads 20.0 GiB in the first epoch, then "
+                        "nothing"));
+  EXPECT_EQ(HostsJson(data)["host_first_epoch_bytes"], 20 * kGiB);
+  EXPECT_TRUE(HostsJson(*RemoteDataOf(index)).empty());
+}
+
 TEST(RemoteCostTest, LargeRowsNeedNoWindow) {
   EXPECT_LT(DownloadsOf(Large()).times, 1.05);
   EXPECT_THAT(RemoteText(Large(), 0, 0),

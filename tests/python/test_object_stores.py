@@ -11,6 +11,7 @@ import sys
 import tarfile
 import time
 import urllib.request
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import penstock
@@ -143,6 +144,69 @@ def test_shards_are_indexed_and_shuffled(store, own_broker):
     assert sorted(rows.tolist()) == list(range(300))
     assert rows.tolist() != list(range(300))
     assert store.sent <= sum(map(len, store.files.values()))
+
+
+@pytest.fixture
+def two_hosts(tmp_path, monkeypatch):
+    """The sockets of two brokers with a cache folder each."""
+    with contextlib.ExitStack() as stack:
+        sockets = []
+        for host in range(2):
+            monkeypatch.setenv("PENSTOCK_CACHE_DIR", str(tmp_path / f"host{host}"))
+            sockets.append(stack.enter_context(penstock.broker(workers=2)).socket)
+        yield sockets
+
+
+def rows_of_hosts(dataset, attachments):
+    """The rows of all steps. attachments: how each process attaches, by host."""
+    job = f"job{random.random()}"
+    processes = [(socket, options) for socket, of_host in attachments.items()
+                 for options in of_host]
+    with ThreadPoolExecutor(len(processes)) as pool:
+        def rows(process):
+            socket, options = process
+            with penstock.attach(dataset, job=job, socket=socket, timeout_s=60,
+                                 **options) as reader:
+                return [np.array(batch["value"]) for batch in reader]
+        of_each = list(pool.map(rows, processes))
+    return np.concatenate([rows for batches in zip(*of_each) for rows in batches])
+
+
+@pytest.mark.parametrize("keys, size, times", [
+    ({"shard": "file"}, 1000, 1),
+    ({"shard": "file", "shuffle": {"seed": 1}}, 1000, 1),
+    ({"shard": "file", "shuffle": {"seed": 1, "window_files": 2}}, 1000, 1),
+    ({"shuffle": {"seed": 1}}, 1 << 20, 1),  # no two rows are fetched together
+    ({"shuffle": {"seed": 1}}, 1000, 2),
+])
+def test_each_host_fetches_what_its_ranks_read(store, two_hosts, keys, size, times):
+    data = records(32 * (1 << 20) // size // 8 * 8, size)
+    store.files = {f"{i}.bin": part.tobytes() for i, part in enumerate(np.split(data, 8))}
+    # A host has the ranks 0 and 1, the other 2 and 3.
+    own = [dict(rank=rank, world_size=4, local_world_size=2) for rank in range(4)]
+    rows = rows_of_hosts(fixed(store.url + "/{0..7}.bin", size, batch=16 if size > 9999 else 256,
+                               **keys),
+                         dict(zip(two_hosts, (own[:2], own[2:]))))
+    assert same_records(rows, data)
+    if times == 1:
+        assert store.sent == data.nbytes
+    else:  # almost: each unit has rows of both
+        assert 1.9 * data.nbytes < store.sent <= 2 * data.nbytes
+
+
+@pytest.mark.parametrize("here", [
+    lambda host: [dict(rank=host, world_size=2, local_world_size=1, delivery="broadcast")],
+    lambda host: [dict(rank=host, world_size=2, local_world_size=1, delivery="independent")],
+    lambda host: [dict(rank=rank, world_size=2, replica=host, replicas=2, local_world_size=2,
+                       local_replicas=1) for rank in range(2)],
+])
+def test_hosts_whose_ranks_read_all_rows_fetch_all(store, two_hosts, here):
+    data = records(8000, 1000)
+    store.files = {"a.bin": data.tobytes()}
+    rows = rows_of_hosts(fixed(store.url + "/a.bin", 1000, shuffle={"seed": 1}),
+                         {socket: here(host) for host, socket in enumerate(two_hosts)})
+    assert same_records(rows, np.concatenate([data, data]))
+    assert store.sent == 2 * data.nbytes
 
 
 def index_of(spec, out, **environment):

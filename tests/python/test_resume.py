@@ -336,6 +336,22 @@ def test_buckets_of_a_rank_keep_the_steps_they_began_with(broker, folder, size):
                             f"continued by {continuing} and 2 ranks from step {at} on")
 
 
+@pytest.mark.parametrize("window_files", [None, 1, 2])
+def test_files_of_a_rank_keep_the_steps_they_began_with(broker, folder, window_files):
+    dataset = records(folder).shuffle(seed=2, window_files=window_files).batch(
+        BATCH).shard_policy("file").repeat(EPOCHS)
+    with ranks_of_a_job(dataset, 3) as readers:
+        wanted = steps_of(readers)
+    for at in some_steps(wanted, 2):
+        with ranks_of_a_job(dataset, 3) as readers:
+            assert_same(steps_of(readers, at), wanted[:at], f"3 ranks up to step {at}")
+            state = state_of(readers)
+        for continuing in CONTINUING:
+            with ranks_of_a_job(dataset, continuing, state) as readers:
+                assert_same(steps_of(readers), wanted[at:],
+                            f"continued by {continuing} ranks from step {at} on")
+
+
 # ---- rows that are kept ------------------------------------------------------
 
 

@@ -12,7 +12,7 @@ import time
 import penstock
 import pytest
 from test_object_stores import (PENSTOCK, bucket, fetchers, fixed, own_broker,  # noqa: F401
-                                records, rows_of, store, tar_of)
+                                records, rows_of, rows_of_hosts, store, tar_of, two_hosts)
 
 pytest.importorskip("obstore")
 
@@ -155,7 +155,8 @@ def test_check_says_what_an_index_costs_before_it_is_paid(store, alone):  # noqa
         store.url + "/train-{0..2}.tar", FEATURES).shuffle(seed=1).batch(20))
     text = told("check", "--no-scan", spec, status=1)
     assert "train-0.tar and 2 more files have no index" in text
-    assert "they are read once, which fetches up to" in text and "penstock index --out" in text
+    assert "they are read once on each host, which fetches up to" in text
+    assert "penstock index --out" in text
     all_bytes = sum(map(len, store.files.values()))
     # Only what tells of a compressed file.
     assert store.sent <= 3 * (512 << 10)
@@ -211,6 +212,38 @@ def test_explain_says_what_epochs_download(store, alone, monkeypatch):  # noqa: 
     assert "the network" in text
     assert "Of 40 files in object stores (38.1 MiB) it downloads" in text
     assert "`shuffle: {window_files: 2}` downloads each byte once" in text
+
+
+@pytest.mark.parametrize("keys, size, times", [
+    ({"shard": "file", "shuffle": {"seed": 1, "window_files": 2}}, 1000, 1),
+    ({"shuffle": {"seed": 1}}, 200_000, 1.5),  # 2.6 rows in each unit
+    ({"shuffle": {"seed": 1}}, 1000, 2),
+    ({}, 1000, 2),  # stretches of 4 rows
+])
+def test_check_says_what_several_hosts_download(store, two_hosts, alone,  # noqa: F811
+                                                keys, size, times):
+    data = records((20 << 20) // size // 8 * 8, size)
+    store.files = {f"{i}.bin": data[i::8].tobytes() for i in range(8)}
+    dataset = fixed(store.url + "/{0..7}.bin", size, batch=8, **keys)
+    spec = spec_of(alone, dataset)
+    own = [dict(rank=rank, world_size=4, local_world_size=2) for rank in range(4)]
+    rows_of_hosts(dataset, dict(zip(two_hosts, (own[:2], own[2:]))))
+    sent = store.sent
+    checked = of_json("check", "--ranks", "4", "--hosts", "2", spec)["remote"]
+    assert checked["all_hosts_bytes"] == 2 * checked["host_first_epoch_bytes"]
+    assert checked["all_hosts_bytes_least"] == data.nbytes
+    assert checked["all_hosts_bytes"] == pytest.approx(sent, rel=0.12 if times == 1.5 else 0.02)
+    assert sent == pytest.approx(times * data.nbytes, rel=0.2 if times == 1.5 else 0.02)
+    text = told("check", "--no-scan", "--ranks", "4", "--hosts", "2", spec)
+    assert "a host downloads" in text and "all 2 hosts" in text
+    assert ("`shard: file` downloads each byte once" in text) == (times > 1)
+    assert "2 ranks of a host" in text
+
+
+def test_ranks_that_are_not_equally_many_on_each_host_are_refused(alone):
+    spec = spec_of(alone, penstock.Dataset.range(8).batch(4))
+    assert "3 ranks are not equally many on each of --hosts 2" in told(
+        "check", "--ranks", "3", "--hosts", "2", spec, status=2)
 
 
 def test_a_window_downloads_less(store, own_broker):  # noqa: F811

@@ -59,7 +59,8 @@ StatusOr<Plan> MakePlan(const Files& files, uint32_t shards, uint64_t batch,
                         PlanSpec spec = {}) {
   PENSTOCK_ASSIGN_OR_RETURN(
       std::unique_ptr<Order> order,
-      ShardByFile(AllRecords(files.records()), shards, batch, files.Context()));
+      ShardByFile(AllRecords(files.records()), shards, batch,
+                  spec.shuffle ? &*spec.shuffle : nullptr, files.Context()));
   spec.batch.size = batch;
   return Plan::Make(spec, std::move(order), shards);
 }
@@ -163,6 +164,9 @@ TEST(ShardByFileTest, AJobGoesOnAtAnyStepWithAnyNumberOfRanks) {
     const Files files = random.Make(random.Draw(shards, 9));
     PlanSpec spec;
     spec.shuffle = ShuffleSpec{.seed = 5};
+    if (round % 2 == 1) {
+      spec.shuffle->window_files = random.Draw(1, files.sizes.size() / shards);
+    }
     spec.epochs = 2;
     const Plan whole = *MakePlan(files, shards, random.Draw(shards, 20), spec);
     std::vector<std::vector<uint64_t>> steps;
@@ -214,6 +218,42 @@ TEST(ShardByFileTest, ShuffledShardsHaveTheirRecordsOncePerEpoch) {
   }
 }
 
+TEST(ShardByFileTest, WindowsAreOfTheFilesOfEachShardAlone) {
+  RandomFiles random;
+  for (int round = 0; round < 50; ++round) {
+    const auto shards = static_cast<uint32_t>(random.Draw(1, 5));
+    const Files files = random.Make(random.Draw(2 * shards, 40));
+    PlanSpec spec;
+    spec.epochs = 2;
+    spec.shuffle = ShuffleSpec{.seed = 1};
+    spec.shuffle->window_files = random.Draw(1, files.sizes.size() / shards);
+    const Plan plan = *MakePlan(files, shards, random.Draw(shards, 99), spec);
+    for (uint32_t rank = 0; rank < shards; ++rank) {
+      std::vector<uint64_t> ends;
+      for (size_t i = rank; i < files.sizes.size(); i += shards) {
+        ends.push_back(files.sizes[i] + (ends.empty() ? 0 : ends.back()));
+      }
+      const std::vector<uint64_t> own = files.Of(rank, shards);
+      const auto alone = *ShuffleWindows(AllRecords(own.size()), ends,
+                                         *spec.shuffle->window_files);
+      Shuffles shuffles;
+      std::vector<uint64_t> records;
+      for (uint64_t step = 0; step < *plan.total_steps(); ++step) {
+        const auto more = RecordsOf(plan, step, rank);
+        records.insert(records.end(), more.begin(), more.end());
+      }
+      ASSERT_EQ(records.size(), 2 * own.size());
+      for (size_t i = 0; i < records.size(); ++i) {
+        const Order::Shuffling shuffling = {&*spec.shuffle, &shuffles,
+                                            rank + 1};
+        ASSERT_EQ(
+            records[i],
+            own[alone->At(i % own.size(), i / own.size(), shuffling).record]);
+      }
+    }
+  }
+}
+
 TEST(ShardByFileTest, TheLastBatchIsDroppedOrPaddedOnAllRanksAlike) {
   PlanSpec spec;
   spec.batch.last = LastBatch::kDrop;
@@ -240,19 +280,24 @@ TEST(ShardByFileTest, TheLastBatchIsDroppedOrPaddedOnAllRanksAlike) {
 
 TEST(ShardByFileTest, ASubstituteIsOfTheSameFiles) {
   const Files files = {{5, 8, 3, 2}};
-  const Plan plan = *MakePlan(files, 2, 6);
-  Shuffles shuffles;
-  for (uint64_t row = 0; row < plan.records(); ++row) {
-    Plan::Row here;
-    plan.Rows(0, row, 1, &here);
-    const size_t shard = files.FileOf(here.record) % 2;
-    std::set<uint64_t> others;
-    for (uint64_t i = 1; i <= 16; ++i) {
-      const uint64_t other = plan.Following(here, i, &shuffles).record;
-      EXPECT_EQ(files.FileOf(other) % 2, shard);
-      others.insert(other);
+  PlanSpec windows;
+  windows.shuffle = ShuffleSpec{.seed = 1};
+  windows.shuffle->window_files = 1;
+  for (const PlanSpec& spec : {PlanSpec(), windows}) {
+    const Plan plan = *MakePlan(files, 2, 6, spec);
+    Shuffles shuffles;
+    for (uint64_t row = 0; row < plan.records(); ++row) {
+      Plan::Row here;
+      plan.Rows(0, row, 1, &here);
+      const size_t shard = files.FileOf(here.record) % 2;
+      std::set<uint64_t> others;
+      for (uint64_t i = 1; i <= 16; ++i) {
+        const uint64_t other = plan.Following(here, i, &shuffles).record;
+        EXPECT_EQ(files.FileOf(other) % 2, shard);
+        others.insert(other);
+      }
+      EXPECT_EQ(others.size(), files.Of(shard, 2).size());
     }
-    EXPECT_EQ(others.size(), files.Of(shard, 2).size());
   }
 }
 
@@ -262,7 +307,7 @@ TEST(ShardByFileTest, SelectedRecordsStayWithTheirFiles) {
   const SelectContext context = files.Context();
   auto order = *ShardByFile(
       *Select({SkipStep{5}, InterleaveStep{2, 1}}, AllRecords(12), context), 2,
-      2, context);
+      2, nullptr, context);
   EXPECT_EQ(order->steps()->Begin(3), 6u);
   std::vector<uint64_t> records;
   for (uint64_t i = 0; i < order->size(); ++i) {
@@ -297,6 +342,13 @@ TEST(ShardByFileTest, WhatCannotHoldIsAnErrorWithTheWayOut) {
               AllOf(HasSubstr("1 file for 2 ranks"),
                     HasSubstr("split the data into 2 files or more"),
                     HasSubstr("shard: data")));
+  PlanSpec windows;
+  windows.shuffle = ShuffleSpec{.seed = 1};
+  windows.shuffle->window_files = 2;
+  EXPECT_THAT(ErrorOf({{5, 5, 5}}, 2, 4, windows),
+              AllOf(HasSubstr("shuffle.window_files: of the files of one of 2 "
+                              "ranks (shard: file): windows of 2 files"),
+                    HasSubstr("there are 1: give fewer")));
   EXPECT_THAT(ErrorOf({{1, 1, 1}}, 1000000, 1000000),
               HasSubstr("3 files for 1000000 ranks"));
   EXPECT_THAT(ErrorOf({{3, 3, 3}}, 3, 2),
@@ -310,15 +362,17 @@ TEST(ShardByFileTest, WhatCannotHoldIsAnErrorWithTheWayOut) {
               HasSubstr("the files of 2 ranks give 5 steps"));
   const Files files = {{6, 6}};
   SelectContext none;
-  EXPECT_THAT(ShardByFile(AllRecords(12), 2, 4, none).status().message(),
-              HasSubstr("come from no files"));
+  EXPECT_THAT(
+      ShardByFile(AllRecords(12), 2, 4, nullptr, none).status().message(),
+      HasSubstr("come from no files"));
   std::vector<std::unique_ptr<Order>> parts;
   parts.push_back(AllRecords(6));
   parts.push_back(AllRecords(6, 6));
   auto mix = *Mix(std::move(parts), {{0, {1, 1}}}, WhenOut::kDrop, {});
-  EXPECT_THAT(
-      ShardByFile(std::move(mix), 2, 4, files.Context()).status().message(),
-      HasSubstr("no repeat, sample, balance or mix"));
+  EXPECT_THAT(ShardByFile(std::move(mix), 2, 4, nullptr, files.Context())
+                  .status()
+                  .message(),
+              HasSubstr("no repeat, sample, balance or mix"));
 }
 
 TEST(ShardByFileTest, AJobBeginsAtAStepWithNothingOwed) {
@@ -335,12 +389,14 @@ TEST(ShardByFileTest, MemoryIsAskedForBeforeItIsTaken) {
   context.budget.reserve = [](uint64_t) {
     return ResourceExhaustedError("full");
   };
-  EXPECT_EQ(ShardByFile(AllRecords(2000), 2, 4, context).status().code(),
-            StatusCode::kResourceExhausted);
+  EXPECT_EQ(
+      ShardByFile(AllRecords(2000), 2, 4, nullptr, context).status().code(),
+      StatusCode::kResourceExhausted);
   context.budget = {};
   context.budget.cancelled = [] { return true; };
-  EXPECT_EQ(ShardByFile(AllRecords(2000), 2, 4, context).status().code(),
-            StatusCode::kCancelled);
+  EXPECT_EQ(
+      ShardByFile(AllRecords(2000), 2, 4, nullptr, context).status().code(),
+      StatusCode::kCancelled);
 }
 
 }  // namespace penstock::shard_by_file_test
