@@ -44,6 +44,7 @@ import mmap
 import random
 import re
 import tempfile
+import urllib.parse
 import zlib
 from collections import Counter, deque
 
@@ -89,6 +90,9 @@ PACKET = 1 << 15
 ANSWERS_MAX, ANSWERS_S = 64, 0.001
 # What was listed is known as long for opening.
 LISTED_S = 60
+# A commit of a hub is that of all that are opened with shorter pauses; and how often it is
+# asked whether there is another.
+COMMIT_S, COMMIT_ANEW_S = 5, 1
 FULL = (28, 122)  # ENOSPC, EDQUOT
 PUNCH_HOLE = 0x01 | 0x02  # FALLOC_FL_KEEP_SIZE, FALLOC_FL_PUNCH_HOLE
 INSTALL = ("object stores are read with obstore, which {} cannot import ({}): pip install "
@@ -145,11 +149,25 @@ REFUSALS = {  # what a refusal has in it: what that means
     "": CREDENTIALS}
 
 
+HUB_LOGIN = "a private or gated one wants a token (hf auth login, or HF_TOKEN)"
+HUB_ERRORS = {  # of huggingface_hub
+    "RepositoryNotFoundError": lambda url: (
+        NOT_FOUND, f"{url}: the hub has no such repository; {HUB_LOGIN}"),
+    "GatedRepoError": lambda url: (
+        PERMISSION_DENIED, f"{url}: accept the terms of the repository on its page; {HUB_LOGIN}"),
+    "RevisionNotFoundError": lambda url: (
+        NOT_FOUND, f"{url}: the repository has no such revision"),
+    "RemoteEntryNotFoundError": lambda url: (NOT_FOUND, f"{url}: there is no such object")}
+HUB_ERRORS["EntryNotFoundError"] = HUB_ERRORS["RemoteEntryNotFoundError"]
+
+
 def failed(url, error):
     """The status of a store's error; None: it is worth another try."""
     if isinstance(error, Failed):
         return error
     name, text = type(error).__name__, reason(error)
+    if name in HUB_ERRORS:
+        return Failed(*HUB_ERRORS[name](url))
     if isinstance(error, FileNotFoundError) or "NoSuchBucket" in text:
         what = "there is no such bucket" if "NoSuchBucket" in text else "there is no such object"
         return Failed(NOT_FOUND, f"{url}: {what}")
@@ -255,7 +273,7 @@ class ObjectStore:
         except ImportError:
             return {}
 
-    async def head(self, path):
+    async def head(self, path, anew=False):
         try:
             meta = await self.obstore.head_async(self.store, path)
         except Exception as error:
@@ -316,7 +334,7 @@ class FsspecStore:
                 return str(info[key])
         return str(info.get("size"))
 
-    async def head(self, path):
+    async def head(self, path, anew=False):
         info = await self.call(self.files.info, path)
         return info["size"], self.version(info)
 
@@ -331,6 +349,61 @@ class FsspecStore:
         folder = prefix.rpartition("/")[0] or prefix
         found = await self.call(self.files.find, folder, detail=True)
         yield [(path, info["size"], self.version(info)) for path, info in sorted(found.items())]
+
+
+class HubStore(FsspecStore):
+    """hf://: the files of a commit, which a branch leads to when they are opened. What is
+    pushed later is another version of them."""
+
+    # A repository, a revision, a path. "@refs/convert/parquet" is one, too.
+    PATH = re.compile(r"((?:(?:datasets|spaces)/)?[^/@]+/[^/@]+)"
+                      r"(?:@(refs/(?:convert|pr)/[^/]+|[^/]+))?(?:/(.*))?", re.S)
+
+    def __init__(self, _, keys):
+        super().__init__("hf", keys)
+        import huggingface_hub
+        self.hub = huggingface_hub.HfApi(endpoint=keys.get("endpoint"), token=keys.get("token"))
+        self.commits = {}  # (repository, revision): (commit, when it was asked for, last used)
+        self.asking = asyncio.Lock()
+
+    async def commit(self, path, anew=False):
+        """(what stands before the path in a repository, the same of the commit, the commit).
+        All files that are opened one after the other are of one commit."""
+        found = self.PATH.fullmatch(path)
+        if not found:
+            raise Failed(INVALID_ARGUMENT, f"hf://{path}: wanted hf://datasets/owner/name/file")
+        repository, revision, _ = found.groups()
+        async with self.asking:
+            commit, asked_s, used_s = self.commits.get((repository, revision), ("", 0, 0))
+            now = time.monotonic()
+            if now > (asked_s if anew else used_s) + (COMMIT_ANEW_S if anew else COMMIT_S):
+                kind, _, name = ("model/" + repository if repository.count("/") == 1 else
+                                 repository.replace("s/", "/", 1)).partition("/")
+                told = await self.call(self.hub.repo_info, name, repo_type=kind,
+                                       revision=revision and urllib.parse.unquote(revision))
+                commit, asked_s = told.sha, now
+            self.commits[repository, revision] = commit, asked_s, now
+        return path[:found.end(2) if revision else found.end(1)], f"{repository}@{commit}", commit
+
+    async def head(self, path, anew=False):
+        given, pinned, commit = await self.commit(path, anew)
+        info = await self.call(self.files.info, pinned + path[len(given):])
+        if info["type"] != "file":
+            raise FileNotFoundError
+        return info["size"], commit
+
+    async def get(self, path, begin, end, version):
+        repository, _, name = self.PATH.fullmatch(path).groups()
+        data = await self.call(self.files.cat_file, f"{repository}@{version}/{name}", start=begin,
+                               end=end, cache_type="none")
+        return memoryview(data), None, version
+
+    async def list(self, prefix, _):
+        given, pinned, commit = await self.commit(prefix)
+        found = await self.call(self.files.find, (pinned + prefix[len(given):]).rstrip("/"),
+                                detail=True)
+        yield [(given + path[len(pinned):], info["size"], commit)
+               for path, info in sorted(found.items())]
 
 
 class Texts:
@@ -443,6 +516,8 @@ class Stores:
             make = ObjectStore
         else:
             root, path, make = scheme, rest, FsspecStore
+            if scheme == "hf" and not rest.startswith("buckets/"):
+                root, make = "hf repositories", HubStore
         if (root, section) not in self.of_root:
             try:
                 keys = self.sections.keys[section] if self.sections else {}
@@ -489,13 +564,14 @@ class Stores:
             self.lists -= 1
             self.listing *= self.lists > 0
 
-    async def head(self, url):
+    async def head(self, url, anew=False):
+        """anew: as it is now, not as it was when others were opened."""
         known = self.listed.get(url)
         if known and time.monotonic() - known[2] < LISTED_S:
             return known[:2]
         store, path = self.find(url)
         async with store.requests.heads:
-            return await retried(url, store, lambda: store.head(path))
+            return await retried(url, store, lambda: store.head(path, anew))
 
     async def list_folder(self, url):
         """Objects below a folder."""
@@ -1043,7 +1119,7 @@ class Fetcher:
                 return
             if "version" in message:
                 self.stores.listed.pop(message["version"], None)
-                size, version = await self.stores.head(message["version"])
+                size, version = await self.stores.head(message["version"], anew=True)
                 link.say({"call": call, "version": f"{size} {version}"})
                 return
             if "try" in message:

@@ -227,34 +227,30 @@ void DataFile::Locate(uint64_t offset, uint64_t bytes,
   request->bytes = bytes;
 }
 
-Status DataFile::Fetch(uint64_t offset, uint64_t bytes,
-                       const OpenProgress& progress) const {
-  constexpr uint64_t kLookNs = 100'000'000;
-  const auto signal = std::make_shared<FetchSignal>();
-  const auto wait = std::make_shared<FetchWait>(signal);
-  remote_->Hold({offset, bytes}, wait, RemoteFile::Ask::kHurry);
-  while (!wait->over()) {
-    PENSTOCK_RETURN_IF_ERROR(progress.CheckCancelled(path_));
-    signal->Wait(kLookNs);
-  }
-  return wait->status();
+StatusOr<HeldRanges> DataFile::Fetch(std::vector<RemoteFile::Range> ranges,
+                                     const OpenProgress& progress) const {
+  return HeldRanges::Await(remote_.get(), std::move(ranges),
+                           [&] { return progress.CheckCancelled(path_); });
 }
 
-Status DataFile::FetchAll(const OpenProgress& progress) const {
-  return remote_ == nullptr ? OkStatus() : Fetch(0, bytes_, progress);
+Status DataFile::FetchForGood(std::vector<RemoteFile::Range> ranges,
+                              const OpenProgress& progress) const {
+  if (remote_ == nullptr) return OkStatus();
+  PENSTOCK_ASSIGN_OR_RETURN(HeldRanges held,
+                            Fetch(std::move(ranges), progress));
+  held.Leave();
+  return OkStatus();
 }
 
 StatusOr<uint64_t> DataFile::Read(uint64_t offset, std::span<std::byte> into,
                                   const OpenProgress* progress) const {
-  if (remote_ != nullptr && offset < bytes_) {
-    const uint64_t bytes = std::min<uint64_t>(into.size(), bytes_ - offset);
-    const Status fetched = Fetch(offset, bytes, *progress);
-    StatusOr<uint64_t> read = fetched;
-    if (fetched.ok()) read = ReadFile(offset, into.first(bytes), progress);
-    remote_->Release({offset, bytes});
-    return read;
+  if (remote_ == nullptr || offset >= bytes_) {
+    return ReadFile(offset, into, progress);
   }
-  return ReadFile(offset, into, progress);
+  const uint64_t bytes = std::min<uint64_t>(into.size(), bytes_ - offset);
+  PENSTOCK_ASSIGN_OR_RETURN(const HeldRanges held,
+                            Fetch({{offset, bytes}}, *progress));
+  return ReadFile(offset, into.first(bytes), progress);
 }
 
 StatusOr<uint64_t> DataFile::ReadFile(uint64_t offset,

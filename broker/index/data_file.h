@@ -9,10 +9,12 @@
 #include <span>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "broker/index/open_progress.h"
 #include "broker/io/file_access.h"
 #include "broker/io/read_request.h"
+#include "broker/io/remote_file.h"
 #include "common/status.h"
 
 namespace penstock {
@@ -103,9 +105,16 @@ class DataFile {
   void AddTime(Fingerprint* to) const;
 
   void Locate(uint64_t offset, uint64_t bytes, ReadPart* request) const;
-  // All of a remote file is there from now on, for those who read fd() or
-  // real_path() themselves.
-  Status FetchAll(const OpenProgress& progress) const;
+  // These ranges of a remote file are there from now on, for those who read
+  // fd() or real_path() themselves.
+  Status FetchForGood(std::vector<RemoteFile::Range> ranges,
+                      const OpenProgress& progress) const;
+  Status FetchAll(const OpenProgress& progress) const {
+    return FetchForGood({{0, bytes_}}, progress);
+  }
+  // The same, until they are let go. Of a remote file.
+  StatusOr<HeldRanges> Fetch(std::vector<RemoteFile::Range> ranges,
+                             const OpenProgress& progress) const;
   // Reads while the source is opened, before ChooseIo: into.size() bytes at
   // offset, fewer only at the end of the file. Returns how many.
   StatusOr<uint64_t> Read(uint64_t offset, std::span<std::byte> into,
@@ -115,8 +124,6 @@ class DataFile {
   static StatusOr<DataFile> OpenRemote(const std::string& url,
                                        const FileAccess& access,
                                        uint64_t copies);
-  Status Fetch(uint64_t offset, uint64_t bytes,
-               const OpenProgress& progress) const;
   StatusOr<uint64_t> ReadFile(uint64_t offset, std::span<std::byte> into,
                               const OpenProgress* progress) const;
   void Map(uint64_t total_bytes);

@@ -11,6 +11,7 @@
 #include <nlohmann/json.hpp>
 #include <optional>
 
+#include "broker/index/data_file.h"
 #include "broker/index/index_cache.h"
 #include "broker/index/values.h"
 #include "broker/io/stores.h"
@@ -230,14 +231,36 @@ Status ExpandPattern(const std::string& pattern, const FileAccess& access,
 
 // ---- lists
 
+StatusOr<std::string> TextOf(const std::string& list,
+                             const FileAccess& access) {
+  if (!IsAddress(list)) {
+    PENSTOCK_ASSIGN_OR_RETURN(const Fd fd, access.Open(list, O_NONBLOCK));
+    return ReadTextFile("list of files", list, fd, kListBytesMax);
+  }
+  PENSTOCK_ASSIGN_OR_RETURN(const DataFile file, DataFile::Open(list, access));
+  if (file.bytes() > kListBytesMax) {
+    return InvalidArgumentError("{}: {} bytes; a list of files has at most {}",
+                                list, file.bytes(), kListBytesMax);
+  }
+  std::string text(file.bytes(), '\0');
+  const OpenProgress progress;
+  PENSTOCK_RETURN_IF_ERROR(
+      file.Read(0, std::as_writable_bytes(std::span(text)), &progress)
+          .status());
+  return text;
+}
+
+// A line of it, as a path or an address.
+std::string FileOf(const std::string& list, std::string line) {
+  if (IsAddress(line) || line.starts_with('/')) return line;
+  const std::string folder = list.substr(0, list.rfind('/') + 1);
+  if (IsAddress(list)) return folder + line;
+  return std::filesystem::path(folder + line).lexically_normal().string();
+}
+
 StatusOr<std::vector<std::string>> ReadList(const std::string& list,
                                             const FileAccess& access) {
-  PENSTOCK_ASSIGN_OR_RETURN(const Fd fd, access.Open(list, O_NONBLOCK));
-  PENSTOCK_ASSIGN_OR_RETURN(
-      const std::string text,
-      ReadTextFile("list of files", list, fd, kListBytesMax));
-  const std::filesystem::path folder =
-      std::filesystem::path(list).parent_path();
+  PENSTOCK_ASSIGN_OR_RETURN(const std::string text, TextOf(list, access));
   std::vector<std::string> files;
   uint64_t number = 0;
   for (size_t at = 0; at < text.size();) {
@@ -253,9 +276,7 @@ StatusOr<std::vector<std::string>> ReadList(const std::string& list,
           number);
     }
     if (files.size() == kFilesMax) return TooManyError(list);
-    files.push_back(IsAddress(line)
-                        ? std::move(line)
-                        : (folder / line).lexically_normal().string());
+    files.push_back(FileOf(list, std::move(line)));
   }
   if (files.empty()) {
     return InvalidArgumentError("{}: wanted one path a line, found none", list);
@@ -289,7 +310,7 @@ ValueType<FilePatterns> Files() {
               return names.read(value, wanted, &out->patterns);
             }
             PENSTOCK_RETURN_IF_ERROR(value.CheckMapping({"list"}, wanted));
-            return value.Required("list").Path(&out->list);
+            return value.Required("list").PathOrAddress(&out->list);
           },
           [names](const FilePatterns& value, nlohmann::ordered_json* out) {
             if (value.list.empty()) return names.write(value.patterns, out);

@@ -81,6 +81,19 @@ Status RecordSink::Grow() {
 ScannedFile::~ScannedFile() {
   progress_->CountDone(file_.bytes() - reported_);
   if (ahead_.bytes > 0) file_.remote()->Release(ahead_);
+  if (alone_) file_.remote()->FetchUnits(true);
+}
+
+void ScannedFile::FetchAlone() {
+  alone_ = file_.remote() != nullptr;
+  if (alone_) file_.remote()->FetchUnits(false);
+}
+
+std::shared_ptr<const HeldRanges> ScannedFile::Expect(
+    std::vector<RemoteFile::Range> ranges) {
+  if (!alone_) return nullptr;
+  return std::make_shared<const HeldRanges>(file_.remote(), std::move(ranges),
+                                            nullptr, RemoteFile::Ask::kHurry);
 }
 
 // A scan that goes on needs all of a file or its headers; whoever waits for
@@ -88,7 +101,7 @@ ScannedFile::~ScannedFile() {
 void ScannedFile::ReadAhead(uint64_t offset) {
   constexpr uint64_t kAheadBytes = 32 << 20;
   constexpr int kFillsOfTable = 4;
-  if (file_.remote() == nullptr || ++fills_ <= kFillsOfTable) return;
+  if (file_.remote() == nullptr || alone_ || ++fills_ <= kFillsOfTable) return;
   // By halves: not for each block.
   if (ahead_.bytes > 0 && offset < ahead_.offset + ahead_.bytes / 2 &&
       offset >= ahead_.offset) {
@@ -109,8 +122,9 @@ StatusOr<std::span<const std::byte>> ScannedFile::At(uint64_t offset,
   }
   PENSTOCK_RETURN_IF_ERROR(progress_->CheckCancelled(path()));
   const bool near = offset >= begin_ && offset - begin_ <= size_ + block_;
-  block_ = near ? std::clamp(2 * block_, kBlockBytesMin, kBlockBytesMax)
-                : kBlockBytesMin;
+  block_ = near && !alone_
+               ? std::clamp(2 * block_, kBlockBytesMin, kBlockBytesMax)
+               : kBlockBytesMin;
   const size_t want =
       std::min<uint64_t>(std::max(bytes, block_), file_.bytes() - offset);
   if (buffer_.size() < want) buffer_.resize(want);

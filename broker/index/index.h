@@ -85,12 +85,21 @@ class ScannedFile {
   // Cancelled, DataLoss (it became shorter), and those of reads.
   StatusOr<std::span<const std::byte>> At(uint64_t offset, size_t bytes);
 
+  // From now on nothing else of a remote file is fetched: what is between the
+  // places that are read is large, or not wanted.
+  void FetchAlone();
+  // After FetchAlone: asks for places that are read soon, all at once. Held
+  // until it ends; nullptr: the file is not remote.
+  std::shared_ptr<const HeldRanges> Expect(
+      std::vector<RemoteFile::Range> ranges);
+
  private:
   void ReadAhead(uint64_t offset);
 
   const DataFile& file_;
   OpenProgress* const progress_;
   RemoteFile::Range ahead_;  // of a remote file: held
+  bool alone_ = false;       // of a remote file
   int fills_ = 0;            // of the buffer
   std::vector<std::byte> buffer_;
   uint64_t begin_ = 0;  // of what is in the buffer

@@ -108,8 +108,11 @@ uint64_t RemoteFile::Hold(const Range& range,
 uint64_t RemoteFile::AskFor(uint64_t first, uint64_t end, Ask ask) {
   const uint64_t blocks = (bytes_ + kBlockBytes - 1) / kBlockBytes;
   // Relaxed: a late view fetches a little more or less.
-  const uint64_t unit = std::max<uint64_t>(
-      unit_bytes_->load(std::memory_order_relaxed) / kBlockBytes, 1);
+  const uint64_t unit =
+      whole_units_.load(std::memory_order_relaxed)
+          ? std::max<uint64_t>(
+                unit_bytes_->load(std::memory_order_relaxed) / kBlockBytes, 1)
+          : 1;
   const uint64_t from = first / unit * unit;
   const uint64_t to = std::min((end + unit - 1) / unit * unit, blocks);
   uint64_t bytes = 0;
@@ -220,6 +223,30 @@ void RemoteFile::AskAgain(uint64_t copy) {
     }
     AskFor(first, end, Ask::kHurry);  // somebody may wait for it
   }
+}
+
+HeldRanges::HeldRanges(RemoteFile* file, std::vector<RemoteFile::Range> ranges,
+                       const std::shared_ptr<FetchWait>& wait,
+                       RemoteFile::Ask ask)
+    : file_(file), ranges_(std::move(ranges)) {
+  for (const RemoteFile::Range& each : ranges_) {
+    asked_bytes_ += file_->Hold(each, wait, ask);
+  }
+}
+
+StatusOr<HeldRanges> HeldRanges::Await(RemoteFile* file,
+                                       std::vector<RemoteFile::Range> ranges,
+                                       const std::function<Status()>& check) {
+  constexpr uint64_t kLookNs = 100'000'000;
+  const auto signal = std::make_shared<FetchSignal>();
+  const auto wait = std::make_shared<FetchWait>(signal);
+  HeldRanges held(file, std::move(ranges), wait, RemoteFile::Ask::kHurry);
+  while (!wait->over()) {
+    PENSTOCK_RETURN_IF_ERROR(check());
+    signal->Wait(kLookNs);
+  }
+  PENSTOCK_RETURN_IF_ERROR(wait->status());
+  return held;
 }
 
 std::optional<size_t> RemoteFolder::Find(std::string_view name) const {

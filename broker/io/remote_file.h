@@ -119,6 +119,13 @@ class RemoteFile {
                 Ask ask);
   void Release(const Range& range);
 
+  // Whether the rest of a unit is fetched with what is asked for of it, as at
+  // first: whoever reads parts of a file alone wants no more.
+  void FetchUnits(bool whole) {
+    // Relaxed: a late view fetches a little more or less.
+    whole_units_.store(whole, std::memory_order_relaxed);
+  }
+
   // ---- what the fetcher answers
 
   void Arrived(const Range& range, bool kept);
@@ -172,6 +179,7 @@ class RemoteFile {
   const Fd fd_;
   const std::shared_ptr<const std::atomic<uint64_t>> unit_bytes_;
   const Asks asks_;
+  std::atomic<bool> whole_units_{true};
   Bits kept_;
   mutable std::mutex mutex_;
   // Guarded by mutex_; kept_ is only written with it.
@@ -179,6 +187,43 @@ class RemoteFile {
   Bits asked_;                               // of blocks that have not come
   std::unordered_map<uint64_t, Held> held_;  // blocks that are not kept
   std::vector<Waiting> waiting_;
+};
+
+// Ranges of a file, held until this ends.
+class HeldRanges {
+ public:
+  HeldRanges() = default;
+  // As RemoteFile::Hold, of each. file: outlives this.
+  HeldRanges(RemoteFile* file, std::vector<RemoteFile::Range> ranges,
+             const std::shared_ptr<FetchWait>& wait, RemoteFile::Ask ask);
+  HeldRanges(HeldRanges&& other) noexcept
+      : file_(other.file_),
+        ranges_(std::exchange(other.ranges_, {})),
+        asked_bytes_(other.asked_bytes_) {}
+  HeldRanges& operator=(HeldRanges&& other) noexcept {
+    std::swap(file_, other.file_);
+    std::swap(ranges_, other.ranges_);
+    std::swap(asked_bytes_, other.asked_bytes_);
+    return *this;
+  }
+  ~HeldRanges() {
+    for (const RemoteFile::Range& each : ranges_) file_->Release(each);
+  }
+
+  // Holds them, and waits until they are there. Errors: check's, which is asked
+  // now and then, and those of stores.
+  static StatusOr<HeldRanges> Await(RemoteFile* file,
+                                    std::vector<RemoteFile::Range> ranges,
+                                    const std::function<Status()>& check);
+
+  uint64_t asked_bytes() const { return asked_bytes_; }
+  // They stay for as long as the file is open.
+  void Leave() { ranges_.clear(); }
+
+ private:
+  RemoteFile* file_ = nullptr;
+  std::vector<RemoteFile::Range> ranges_;
+  uint64_t asked_bytes_ = 0;
 };
 
 }  // namespace penstock

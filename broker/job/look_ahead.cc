@@ -231,7 +231,7 @@ LookAhead::More LookAhead::Extend(const Plan& plan, uint64_t claimed) {
       Add(each.record, &row);
     }
     ++located_;
-    remote_ = remote_ || !row.parts.empty();
+    remote_ = remote_ || !row.local();
     bytes_ += row.bytes;
     if (row.wait != nullptr) coming_ += row.bytes;
     if (coming_ >= kComingBytes || bytes_ >= room) break;
@@ -258,7 +258,30 @@ void LookAhead::Add(uint64_t record, Row* row) {
   };
   hold(request_);
   for (const ReadPart& part : request_.more) hold(part);
+  if (row->parts.empty()) AddShared(record, row);
   if (row->wait != nullptr && row->wait->over()) row->wait = nullptr;
+}
+
+void LookAhead::AddShared(uint64_t record, Row* row) {
+  auto needed = dataset_->source->SharedRangesOf(record);
+  if (!needed) return;
+  std::weak_ptr<Shared>& known = shared_[{needed->file, needed->group}];
+  std::shared_ptr<Shared> shared = known.lock();
+  if (shared == nullptr) {
+    shared = std::make_shared<Shared>();
+    shared->wait = std::make_shared<FetchWait>(signal_);
+    ahead_bytes_ = needed->file->ahead_bytes();
+    for (const RemoteFile::Range& each : needed->ranges) {
+      row->bytes += each.bytes;
+      needed_bytes_ += each.bytes;
+    }
+    shared->held = HeldRanges(needed->file, std::move(needed->ranges),
+                              shared->wait, RemoteFile::Ask::kFetch);
+    asked_bytes_ += shared->held.asked_bytes();
+    known = shared;
+  }
+  row->wait = shared->wait;
+  row->shared.push_back(std::move(shared));
 }
 
 }  // namespace penstock

@@ -73,11 +73,19 @@ class LookAhead {
     RemoteFile* file;
     RemoteFile::Range range;
   };
+  // Ranges that rows share, held until the last of them is made.
+  struct Shared {
+    std::shared_ptr<FetchWait> wait;
+    HeldRanges held;
+  };
   struct Row {
     std::vector<Part> parts;  // held
-    uint64_t bytes = 0;
+    std::vector<std::shared_ptr<Shared>> shared;
+    uint64_t bytes = 0;  // of ranges that rows share: of the first one
     // What it waits for; nullptr: all is there, or cannot come.
     std::shared_ptr<FetchWait> wait;
+
+    bool local() const { return parts.empty() && shared.empty(); }
   };
   using Rows = std::map<uint64_t, Row>;  // by position
   struct Range {
@@ -95,6 +103,7 @@ class LookAhead {
   Range NextRows(const Plan& plan) const;
   More Extend(const Plan& plan, uint64_t claimed);
   void Add(uint64_t record, Row* row);
+  void AddShared(uint64_t record, Row* row);
 
   const std::shared_ptr<const Dataset> dataset_;
   const uint64_t behind_;
@@ -115,10 +124,13 @@ class LookAhead {
   bool remote_ = false;
   uint64_t ahead_bytes_ = 0;  // as of a file of the last rows
   Rows rows_;                 // not made yet
-  uint64_t passed_;           // position: those before it are claimed
-  uint64_t settled_ = 0;      // position: those before it wait for nothing
-  uint64_t bytes_ = 0;        // of those that are not claimed
-  uint64_t coming_ = 0;       // of those that wait
+  // By file and group; those that have ended until the next of the group.
+  std::map<std::pair<const RemoteFile*, uint64_t>, std::weak_ptr<Shared>>
+      shared_;
+  uint64_t passed_;       // position: those before it are claimed
+  uint64_t settled_ = 0;  // position: those before it wait for nothing
+  uint64_t bytes_ = 0;    // of those that are not claimed
+  uint64_t coming_ = 0;   // of those that wait
   // For use_: what has been located and asked for; the last Note.
   uint64_t needed_bytes_ = 0;
   uint64_t asked_bytes_ = 0;

@@ -35,10 +35,16 @@ class Sampled {
     struct statvfs disk {};
     const bool known = fstatvfs(any.fd(), &disk) == 0;
     const double rows = static_cast<double>(rows_);
+    if (reads_columns_ && bytes_ > 0) {
+      bytes = static_cast<uint64_t>(static_cast<double>(bytes_) / rows *
+                                    static_cast<double>(plan.rows_per_epoch()));
+    } else {
+      bytes = std::max(bytes, dataset_.remote.bytes);
+    }
     const Dataset::RemoteFiles& all = dataset_.remote;
     return {
         {"files", std::max<uint64_t>(all.files, files_.size())},
-        {"bytes", std::max(all.bytes, bytes)},
+        {"bytes", bytes},
         {"index_kept", all.kept},
         {"index_beside", all.beside},
         {"index_scanned", all.scanned},
@@ -59,6 +65,15 @@ class Sampled {
     dataset_.source->Locate(record, &request_);
     AddPart(request_);
     for (const ReadPart& part : request_.more) AddPart(part);
+    const auto shared = dataset_.source->SharedRangesOf(record);
+    if (!shared) return;
+    reads_columns_ = true;
+    // A record's part of what its group needs.
+    uint64_t bytes = 0;
+    for (const RemoteFile::Range& each : shared->ranges) bytes += each.bytes;
+    files_.insert(shared->file);
+    bytes_ += bytes / shared->records;
+    block_bytes_ += bytes / shared->records;
   }
   void AddPart(const ReadPart& part) {
     constexpr uint64_t kBlock = RemoteFile::kBlockBytes;
@@ -74,6 +89,7 @@ class Sampled {
   uint64_t rows_ = 0;
   uint64_t bytes_ = 0;
   uint64_t block_bytes_ = 0;  // of the blocks that the rows are in
+  bool reads_columns_ = false;
   ReadRequest request_;
   std::vector<Piece> pieces_;
 };

@@ -151,7 +151,8 @@ constexpr AnswerField kIndexAnswer[] = {
     {"copied_files", kCount, "that are read from local copies"},
     {"copied_bytes", kBytes, "of these copies"},
     {"remote", kObject,
-     "of a dataset in object stores: its `files` and `bytes`; `index_kept`, "
+     "of a dataset in object stores: its `files` and `bytes` (of Parquet and "
+     "Arrow those of the columns that an epoch reads); `index_kept`, "
      "`index_beside` and `index_scanned` of them (`index_scanned_bytes`), by "
      "where their indexes are from; the `rows` of an epoch, their mean "
      "`row_bytes` and that of the blocks they are in (`row_block_bytes`); of "

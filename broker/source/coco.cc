@@ -120,24 +120,30 @@ enum CocoField : size_t {
 
 class Coco final : public Source {
  public:
-  Coco(const CocoSource& spec, DataFile annotations, Pictures pictures,
-       uint64_t max_length, uint64_t segmentation_bytes, std::string left_out,
-       std::shared_ptr<const FileAccess> access)
+  Coco(const CocoSource& spec, DataFile annotations, ListedFolder folder,
+       Pictures pictures, uint64_t max_length, uint64_t segmentation_bytes,
+       std::string left_out)
       : spec_(spec),
         annotations_(std::move(annotations)),
+        folder_(std::move(folder)),
         fields_(FieldsOf(max_length, segmentation_bytes), spec.longer),
         raw_spec_(WithObjects(fields_.raw_spec())),
         pictures_(std::move(pictures)),
-        left_out_(std::move(left_out)),
-        files_(std::move(access)) {}
+        left_out_(std::move(left_out)) {
+    folder_.Place(pictures_.paths);
+  }
 
-  Status AskFileSystem(Io io) { return files_.Ask(Describe(0), io); }
+  Status AskFileSystem(Io io) { return folder_.Ask(pictures_.paths[0], io); }
 
   uint64_t record_count() const override { return pictures_.ids.size(); }
   const RawSpec& raw_spec() const override { return raw_spec_; }
-  uint64_t memory_bytes() const override { return pictures_.MemoryBytes(); }
-  bool Changed() const override { return annotations_.Changed(); }
-  std::string io() const override { return IoText(files_.align()); }
+  uint64_t memory_bytes() const override {
+    return pictures_.MemoryBytes() + folder_.memory_bytes();
+  }
+  bool Changed() const override {
+    return annotations_.Changed() || folder_.Changed();
+  }
+  std::string io() const override { return IoText(folder_.align()); }
   std::string left_out() const override { return left_out_; }
 
   std::vector<std::string> class_names() const override {
@@ -171,11 +177,13 @@ class Coco final : public Source {
     return fingerprint.Hex();
   }
   // As of a list of pictures.
-  void AddTimes(Fingerprint* to) const override { annotations_.AddTime(to); }
+  void AddTimes(Fingerprint* to) const override {
+    annotations_.AddTime(to);
+    folder_.AddTime(to);
+  }
 
   void Locate(uint64_t record, ReadRequest* request) const override {
-    SetFullPath(spec_.images, pictures_.paths[record], &request->path);
-    files_.Locate(request);
+    folder_.Locate(pictures_.paths, record, request);
   }
 
   Status Unpack(uint64_t record, const ReadBytes& read,
@@ -235,9 +243,7 @@ class Coco final : public Source {
   }
 
   std::string Describe(uint64_t record) const override {
-    std::string path;
-    SetFullPath(spec_.images, pictures_.paths[record], &path);
-    return path;
+    return folder_.FullPath(pictures_.paths[record]);
   }
 
  private:
@@ -270,11 +276,11 @@ class Coco final : public Source {
 
   const CocoSource spec_;
   const DataFile annotations_;
+  ListedFolder folder_;
   const FieldRows fields_;
   const RawSpec raw_spec_;
   const Pictures pictures_;
   const std::string left_out_;
-  WholeFiles files_;
 };
 
 // A value as a message shows it.
@@ -329,8 +335,8 @@ Status TakeTruth(json::value& value, bool* to) {
 class CocoReader {
  public:
   CocoReader(const CocoSource& spec, const DataFile& file,
-             OpenProgress* progress)
-      : spec_(spec), file_(file), progress_(progress) {}
+             const ListedFolder& folder, OpenProgress* progress)
+      : spec_(spec), file_(file), folder_(folder), progress_(progress) {}
 
   Status Run() {
     PENSTOCK_RETURN_IF_ERROR(ReadText());
@@ -534,6 +540,7 @@ class CocoReader {
                      if (key == "id") return TakeWhole(value, &id);
                      if (key != "file_name") return OkStatus();
                      PENSTOCK_RETURN_IF_ERROR(TakeText(value, &path));
+                     path = folder_.Relative(path);
                      return CheckListedPath(path, "images", false);
                    }));
     PENSTOCK_RETURN_IF_ERROR(MakeRoom(&listed_));
@@ -741,10 +748,8 @@ class CocoReader {
         FindMissing(
             listed_.size(), "annotations",
             [this](uint64_t i) -> StatusOr<bool> {
-              std::string path;
-              SetFullPath(spec_.images, listed_paths_[listed_[i].place], &path);
-              StatusOr<bool> missing =
-                  IsMissing(path, spec_.on_missing, *progress_->access);
+              StatusOr<bool> missing = folder_.IsMissing(
+                  listed_paths_[listed_[i].place], spec_.on_missing);
               if (missing.ok()) return missing;
               return missing.status().Prepend(Format(
                   "images[{}] (id {})", listed_[i].place, listed_[i].id));
@@ -802,6 +807,7 @@ class CocoReader {
 
   const CocoSource& spec_;
   const DataFile& file_;
+  const ListedFolder& folder_;
   OpenProgress* const progress_;
   std::string text_;
   size_t text_bytes_ = 0;
@@ -840,9 +846,9 @@ const Declaration<CocoSource>& CocoSource::Declared() {
           .Example(
               "{annotations: instances_train2017.json, images: train2017, "
               "max_length: 100}")
-          .Required("annotations", &CocoSource::annotations, Path(),
+          .Required("annotations", &CocoSource::annotations, PathOrAddress(),
                     "the JSON file; keypoints in it are not read")
-          .Required("images", &CocoSource::images, Path(),
+          .Required("images", &CocoSource::images, PathOrAddress(),
                     "the folder of its file_name")
           .Optional("labels", &CocoSource::labels,
                     Words<Labels>({{"from_0", Labels::kFrom0},
@@ -875,11 +881,13 @@ const Declaration<CocoSource>& CocoSource::Declared() {
 OpenedSource CocoSource::Open(OpenProgress* progress) const {
   PENSTOCK_ASSIGN_OR_RETURN(DataFile file,
                             DataFile::Open(annotations, *progress->access));
-  CocoReader reader(*this, file, progress);
+  PENSTOCK_ASSIGN_OR_RETURN(ListedFolder folder,
+                            ListedFolder::Open(images, progress));
+  CocoReader reader(*this, file, folder, progress);
   PENSTOCK_RETURN_IF_ERROR(reader.Run());
   auto source = std::make_unique<Coco>(
-      *this, std::move(file), std::move(reader.pictures()), reader.max_length(),
-      reader.segmentation_bytes(), reader.left_out(), progress->access);
+      *this, std::move(file), std::move(folder), std::move(reader.pictures()),
+      reader.max_length(), reader.segmentation_bytes(), reader.left_out());
   PENSTOCK_RETURN_IF_ERROR(source->AskFileSystem(io));
   return std::unique_ptr<Source>(std::move(source));
 }

@@ -8,6 +8,7 @@
 #include "broker/io/stores.h"
 #include "broker/source/image_folder_index.h"
 #include "broker/source/kinds.h"
+#include "broker/source/object_places.h"
 
 namespace penstock {
 namespace {
@@ -33,47 +34,21 @@ struct Folder {
   }
 };
 
-// Where the objects of records lie in the file that has all of them.
-class ObjectPlaces {
- public:
-  // path_of: of a record, relative to the folder. Leaves names behind.
-  template <typename PathOf>
-  void Find(Folder* folder, uint64_t records, const PathOf& path_of) {
-    RemoteFolder& objects = folder->objects;
-    file_ = objects.file.get();
-    if (file_ == nullptr) return;
-    places_.reserve(records);
-    std::string path;
-    for (uint64_t record = 0; record < records; ++record) {
-      path.clear();
-      path_of(record, &path);
-      // The index was made of these names.
-      const size_t at = objects.Find(path).value_or(0);
-      places_.push_back({objects.offsets[at], objects.bytes[at]});
-    }
-    objects = {.file = objects.file};
+// path_of: of a record, relative to the folder. Leaves names behind.
+template <typename PathOf>
+ObjectPlaces PlacesOf(Folder* folder, uint64_t records, const PathOf& path_of) {
+  RemoteFolder& objects = folder->objects;
+  if (objects.file == nullptr) return {};
+  ObjectPlaces places(objects.file, records);
+  std::string path;
+  for (uint64_t record = 0; record < records; ++record) {
+    path.clear();
+    path_of(record, &path);
+    places.Add(objects, path);  // the index was made of these names
   }
-  bool remote() const { return file_ != nullptr; }
-  uint64_t memory_bytes() const { return places_.capacity() * sizeof(Place); }
-  void Locate(uint64_t record, ReadPart* part) const {
-    part->kind = ReadPart::Kind::kRange;
-    part->nowait = true;
-    part->align = 0;
-    part->fd = file_->fd();
-    part->remote = file_;
-    part->map = {};
-    part->offset = places_[record].offset;
-    part->bytes = places_[record].bytes;
-  }
-
- private:
-  struct Place {
-    uint64_t offset;
-    uint64_t bytes;
-  };
-  RemoteFile* file_ = nullptr;
-  std::vector<Place> places_;
-};
+  objects = {.file = objects.file};
+  return places;
+}
 
 // The path of a picture's mask, relative to the folder of masks. relative: the
 // picture's, with its extension.
@@ -96,15 +71,15 @@ class ImageFolder final : public Source {
         path_room_(path_room),
         raw_spec_({RawFeature{{feature, DType::kUint8, {}}, true}}),
         files_(std::move(access)) {
-    picture_places_.Find(&pictures_, record_count(),
-                         [this](uint64_t record, std::string* path) {
-                           pictures_.index.AppendPath(record, path);
-                         });
-    mask_places_.Find(&mask_folder_, record_count(),
-                      [this](uint64_t record, std::string* path) {
-                        pictures_.index.AppendPath(record, path);
-                        ToMask(*masks_, path);
-                      });
+    picture_places_ = PlacesOf(&pictures_, record_count(),
+                               [this](uint64_t record, std::string* path) {
+                                 pictures_.index.AppendPath(record, path);
+                               });
+    mask_places_ = PlacesOf(&mask_folder_, record_count(),
+                            [this](uint64_t record, std::string* path) {
+                              pictures_.index.AppendPath(record, path);
+                              ToMask(*masks_, path);
+                            });
     const size_t classes = pictures_.index.classes.size();
     labels_.resize(classes);
     std::iota(labels_.begin(), labels_.end(), int64_t{0});

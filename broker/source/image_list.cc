@@ -40,28 +40,30 @@ struct Classes {
 
 class ImageList final : public Source {
  public:
-  ImageList(const ImageListSource& spec, DataFile list, std::string folder,
+  ImageList(const ImageListSource& spec, DataFile list, ListedFolder folder,
             FieldRows fields, Rows rows, std::vector<std::string> class_names,
-            std::string left_out, std::shared_ptr<const FileAccess> access)
+            std::string left_out)
       : list_(std::move(list)),
         folder_(std::move(folder)),
         fields_(std::move(fields)),
         rows_(std::move(rows)),
         class_names_(std::move(class_names)),
-        left_out_(std::move(left_out)),
-        files_(std::move(access)) {
+        left_out_(std::move(left_out)) {
+    folder_.Place(rows_.paths);
     for (size_t i = 0; i < spec.columns.size(); ++i) {
       if (spec.columns[i].second.encoded) ++pictures_;
     }
   }
 
-  Status AskFileSystem(Io io) { return files_.Ask(PathOf(0, 0), io); }
+  Status AskFileSystem(Io io) { return folder_.Ask(rows_.paths[0], io); }
 
   uint64_t record_count() const override { return rows_.count; }
   const RawSpec& raw_spec() const override { return fields_.raw_spec(); }
-  uint64_t memory_bytes() const override { return rows_.MemoryBytes(); }
-  bool Changed() const override { return list_.Changed(); }
-  std::string io() const override { return IoText(files_.align()); }
+  uint64_t memory_bytes() const override {
+    return rows_.MemoryBytes() + folder_.memory_bytes();
+  }
+  bool Changed() const override { return list_.Changed() || folder_.Changed(); }
+  std::string io() const override { return IoText(folder_.align()); }
   std::vector<std::string> class_names() const override { return class_names_; }
   std::string left_out() const override { return left_out_; }
 
@@ -72,14 +74,17 @@ class ImageList final : public Source {
     for (const std::string& name : class_names_) fingerprint.Add(name);
     return fingerprint.Hex();
   }
-  // Adds the list's alone: a picture that was written anew does not show.
-  void AddTimes(Fingerprint* to) const override { list_.AddTime(to); }
+  // Adds the list's alone of a folder of this machine: a picture that was
+  // written anew does not show.
+  void AddTimes(Fingerprint* to) const override {
+    list_.AddTime(to);
+    folder_.AddTime(to);
+  }
 
   void Locate(uint64_t record, ReadRequest* request) const override {
     for (size_t i = 0; i < pictures_; ++i) {
       ReadPart* const part = i == 0 ? request : &request->more.emplace_back();
-      SetFullPath(folder_, rows_.paths[record * pictures_ + i], &part->path);
-      files_.Locate(part);
+      folder_.Locate(rows_.paths, record * pictures_ + i, part);
     }
   }
 
@@ -125,30 +130,27 @@ class ImageList final : public Source {
 
  private:
   std::string PathOf(uint64_t record, size_t picture) const {
-    std::string path;
-    SetFullPath(folder_, rows_.paths[record * pictures_ + picture], &path);
-    return path;
+    return folder_.FullPath(rows_.paths[record * pictures_ + picture]);
   }
 
   const DataFile list_;
-  const std::string folder_;
+  ListedFolder folder_;
   const FieldRows fields_;
   const Rows rows_;
   const std::vector<std::string> class_names_;
   const std::string left_out_;
   size_t pictures_ = 0;  // of a row
-  WholeFiles files_;
 };
 
 // Reads a list and checks that what it names is there.
 class ListReader {
  public:
   ListReader(const ImageListSource& spec, const DataFile& list,
-             std::string folder, const FieldRows& fields,
+             const ListedFolder& folder, const FieldRows& fields,
              OpenProgress* progress)
       : spec_(spec),
         list_(list),
-        folder_(std::move(folder)),
+        folder_(folder),
         fields_(fields),
         progress_(progress) {
     for (size_t i = 0; i < fields_.count(); ++i) {
@@ -258,7 +260,7 @@ class ListReader {
       values_[columns_.wanted[i].field] = found_[i];
     }
     for (const size_t field : pictures_) {
-      const std::string_view path = values_[field];
+      const std::string_view path = folder_.Relative(values_[field]);
       PENSTOCK_RETURN_IF_ERROR(OfColumn(
           field, CheckListedPath(path, "folder", spec_.folder.empty())));
       rows_.paths.Add(path);
@@ -368,11 +370,9 @@ class ListReader {
 
   // Whether a picture of the row is missing.
   StatusOr<bool> CheckRow(uint64_t row) const {
-    std::string path;
     for (size_t i = 0; i < pictures_.size(); ++i) {
-      SetFullPath(folder_, rows_.paths[row * pictures_.size() + i], &path);
-      StatusOr<bool> is_missing =
-          IsMissing(path, spec_.on_missing, *progress_->access);
+      StatusOr<bool> is_missing = folder_.IsMissing(
+          rows_.paths[row * pictures_.size() + i], spec_.on_missing);
       if (!is_missing.ok()) {
         return OfColumn(pictures_[i], is_missing.status())
             .Prepend(Format("{}, line {}", list_.path(), rows_.lines[row]));
@@ -419,7 +419,7 @@ class ListReader {
 
   const ImageListSource& spec_;
   const DataFile& list_;
-  const std::string folder_;
+  const ListedFolder& folder_;
   const FieldRows& fields_;
   OpenProgress* const progress_;
   std::vector<size_t> pictures_;  // the fields that are
@@ -460,7 +460,7 @@ const Declaration<ImageListSource>& ImageListSource::Declared() {
               "{file: train.csv, folder: pictures, columns: {image: {encoded: "
               "true, column: file}, label: {classes: true}, age: {dtype: "
               "float32}}}")
-          .Required("file", &ImageListSource::file, Path(),
+          .Required("file", &ImageListSource::file, PathOrAddress(),
                     "the list; empty lines are left out")
           .Required(
               "columns", &ImageListSource::columns,
@@ -475,11 +475,11 @@ const Declaration<ImageListSource>& ImageListSource::Declared() {
           .Add({"folder",
                 "where relative paths begin, and absolute ones are "
                 "refused; by default the folder of file",
-                "a path",
+                "a path or an address",
                 false,
                 false,
                 {[](const YamlValue& value, void* object) {
-                   return value.Path(
+                   return value.PathOrAddress(
                        &static_cast<ImageListSource*>(object)->folder);
                  },
                  [](const void* object, nlohmann::ordered_json* out) {
@@ -504,14 +504,16 @@ const Declaration<ImageListSource>& ImageListSource::Declared() {
 OpenedSource ImageListSource::Open(OpenProgress* progress) const {
   PENSTOCK_ASSIGN_OR_RETURN(DataFile list,
                             DataFile::Open(file, *progress->access));
-  std::string base = folder.empty() ? file.substr(0, file.rfind('/')) : folder;
+  PENSTOCK_ASSIGN_OR_RETURN(
+      ListedFolder base,
+      ListedFolder::Open(
+          folder.empty() ? file.substr(0, file.rfind('/')) : folder, progress));
   FieldRows fields(columns, longer);
   ListReader reader(*this, list, base, fields, progress);
   PENSTOCK_RETURN_IF_ERROR(reader.Run());
   auto source = std::make_unique<ImageList>(
       *this, std::move(list), std::move(base), std::move(fields),
-      std::move(reader.rows()), reader.ClassNames(), reader.left_out(),
-      progress->access);
+      std::move(reader.rows()), reader.ClassNames(), reader.left_out());
   PENSTOCK_RETURN_IF_ERROR(source->AskFileSystem(io));
   return std::unique_ptr<Source>(std::move(source));
 }

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "broker/declare/declaration.h"
+#include "broker/io/stores.h"
 #include "broker/source/kinds.h"
 #include "broker/source/lmdb_tree.h"
 #include "broker/source/sample_members.h"
@@ -233,6 +234,15 @@ Status AskFeaturesError(const LmdbSource& spec, const DataFile& file,
       left_out.empty() ? "" : Format(", without {}", left_out), features);
 }
 
+// A folder of a store is known by what lies below it alone.
+bool IsFolder(const std::string& path, const FileAccess& access) {
+  if (!IsAddress(path)) return access.Open(path, O_PATH | O_DIRECTORY).ok();
+  return path.ends_with('/') ||
+         (path.find_first_of("*?[{") == path.npos &&
+          access.Check(path).code() == StatusCode::kNotFound &&
+          access.Check(path + "/data.mdb").ok());
+}
+
 }  // namespace
 
 const Declaration<LmdbSource>& LmdbSource::Declared() {
@@ -271,9 +281,8 @@ const Declaration<LmdbSource>& LmdbSource::Declared() {
 OpenedSource LmdbSource::Open(OpenProgress* progress) const {
   LmdbSource spec = *this;
   for (std::string& each : spec.files.patterns) {
-    if (progress->access->Open(each, O_PATH | O_DIRECTORY).ok()) {
-      each += "/data.mdb";
-    }
+    if (!IsFolder(each, *progress->access)) continue;
+    each += each.ends_with('/') ? "data.mdb" : "/data.mdb";
   }
   bool has_pattern = features.empty();
   for (RecordFeature& each : spec.features) {

@@ -134,6 +134,7 @@ StatusOr<LmdbTree::Meta> LmdbTree::ReadMeta(ScannedFile* file) {
 
 StatusOr<LmdbTree> LmdbTree::Open(const std::string& database,
                                   ScannedFile* file) {
+  file->FetchAlone();  // most of it is values
   PENSTOCK_ASSIGN_OR_RETURN(const Meta meta, ReadMeta(file));
   LmdbTree tree(file, meta);
   const auto check = [&]() -> Status {
@@ -214,6 +215,16 @@ Status LmdbTree::Load(uint64_t number, size_t depth) {
     return Damaged(number, Format("its table ends at {}", lower));
   }
   page.nodes = (lower - kPageHeaderBytes) / 2;
+  page.children = nullptr;
+  if (!page.is_leaf) {
+    std::vector<RemoteFile::Range> children;
+    for (uint64_t i = 0; i < page.nodes; ++i) {
+      PENSTOCK_ASSIGN_OR_RETURN(const LmdbEntry node, EntryAt(page, i));
+      if (node.offset >= pages_) continue;  // told when it is wanted
+      children.push_back({node.offset * page_bytes_, page_bytes_});
+    }
+    page.children = file_->Expect(std::move(children));
+  }
   page.number = number;
   return OkStatus();
 }

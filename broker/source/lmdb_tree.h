@@ -11,6 +11,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <memory>
 #include <optional>
 #include <span>
 #include <string>
@@ -71,6 +72,8 @@ class LmdbTree {
     uint64_t number = UINT64_MAX;
     uint64_t nodes = 0;
     bool is_leaf = false;
+    // A remote file's: they are asked for at once.
+    std::shared_ptr<const HeldRanges> children;
   };
 
   LmdbTree(ScannedFile* file, const Meta& meta);

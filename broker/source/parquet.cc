@@ -4,6 +4,7 @@
 #include <atomic>
 #include <cstring>
 #include <nlohmann/json.hpp>
+#include <numeric>
 #include <span>
 #include <utility>
 
@@ -16,6 +17,7 @@
 #include "broker/index/values.h"
 #include "broker/io/read.h"
 #include "broker/source/kinds.h"
+#include "broker/source/parquet_metadata.h"
 #include "broker/source/parquet_rows.h"
 #include "common/layout.h"
 
@@ -34,7 +36,8 @@ class Parquet final : public Source {
   const RawSpec& raw_spec() const override { return records_->python.features; }
   uint64_t memory_bytes() const override {
     return groups().rows.memory_bytes() +
-           groups().begins.size() * sizeof(uint64_t);
+           groups().begins.size() * sizeof(uint64_t) +
+           groups().places.size() * sizeof(RemoteFile::Range);
   }
   bool Changed() const override { return files_->Changed(); }
   void AddTimes(Fingerprint* to) const override { files_->AddTimes(to); }
@@ -83,6 +86,20 @@ class Parquet final : public Source {
     const uint32_t index = next_index_.fetch_add(1, std::memory_order_relaxed);
     return MakeParquetRows(records_, index, std::move(cancelled));
   }
+  std::optional<SharedRanges> SharedRangesOf(uint64_t record) const override {
+    const size_t group = groups().rows.Find(record).part;
+    RemoteFile* const remote = groups().RemoteOf(group);
+    if (remote == nullptr) return std::nullopt;
+    SharedRanges shared = {
+        remote,
+        group,
+        groups().rows.BeginOf(group + 1) - groups().rows.BeginOf(group),
+        {}};
+    if (!records_->decoded->Has(group)) {
+      shared.ranges = records_->RangesOf(group);
+    }
+    return shared;
+  }
   std::unique_ptr<Source> OfFeatures(
       std::span<const std::string> names) const override {
     ParquetRecords narrow = *records_;
@@ -91,6 +108,7 @@ class Parquet final : public Source {
     python.features.clear();
     python.argument["structure"] = nlohmann::json::array();
     narrow.columns.clear();
+    narrow.places.clear();
     const auto wanted = [&](size_t feature) {
       return std::find(names.begin(), names.end(),
                        features[feature].feature.name) != names.end();
@@ -105,6 +123,9 @@ class Parquet final : public Source {
         python.features.push_back(features[j]);
       }
       narrow.columns.push_back(std::move(column));
+      if (!records_->places.empty()) {
+        narrow.places.push_back(records_->places[i]);
+      }
       python.argument["structure"].push_back(
           records_->python.argument["structure"][i]);
     }
@@ -113,7 +134,10 @@ class Parquet final : public Source {
     return std::make_unique<Parquet>(files_, std::move(narrow), processes_);
   }
   uint64_t wait_ns() const override {
-    return PythonWaitNs(records_->python.options);
+    // Fetches end by themselves, far sooner.
+    constexpr uint64_t kFetchWaitNs = 3600 * uint64_t{1'000'000'000};
+    return PythonWaitNs(records_->python.options) +
+           (groups().places.empty() ? 0 : kFetchWaitNs);
   }
   uint32_t processes() const override { return processes_; }
 
@@ -127,8 +151,10 @@ class Parquet final : public Source {
 };
 
 // What python_parquet.py says of the files.
-StatusOr<ParquetGroups> ReadGroups(const PythonRecords& records, size_t files) {
+StatusOr<std::shared_ptr<const ParquetGroups>> GroupsOf(
+    const PythonRecords& records, std::shared_ptr<const DataFiles> files) {
   ParquetGroups groups;
+  groups.files = std::move(files);
   const std::string& said = records.begin;
   size_t at = 0;
   uint64_t begin = 0;
@@ -138,7 +164,7 @@ StatusOr<ParquetGroups> ReadGroups(const PythonRecords& records, size_t files) {
     at += sizeof(*number);
     return true;
   };
-  for (size_t file = 0; file < files; ++file) {
+  for (size_t file = 0; file < groups.files->size(); ++file) {
     uint64_t count = 0;
     if (!next(&count)) return PythonRecordProcess::WrongAnswer();
     groups.begins.push_back(begin);
@@ -151,7 +177,42 @@ StatusOr<ParquetGroups> ReadGroups(const PythonRecords& records, size_t files) {
   if (groups.rows.count() != records.length || records.length == 0) {
     return PythonRecordProcess::WrongAnswer();
   }
-  return groups;
+  for (RemoteFile::Range place; next(&place.offset) && next(&place.bytes);) {
+    groups.places.push_back(place);
+  }
+  groups.columns = groups.places.size() / begin;
+  if (groups.places.size() != groups.columns * begin) {
+    return PythonRecordProcess::WrongAnswer();
+  }
+  for (size_t i = 0; i < groups.places.size(); ++i) {
+    const RemoteFile::Range& place = groups.places[i];
+    const uint64_t bytes =
+        (*groups.files)[groups.FileOf(i / groups.columns)].bytes();
+    if (place.offset > bytes || place.bytes > bytes - place.offset) {
+      return PythonRecordProcess::WrongAnswer();
+    }
+  }
+  return std::make_shared<const ParquetGroups>(std::move(groups));
+}
+
+std::vector<size_t> AllPlaces(const ParquetGroups& groups) {
+  std::vector<size_t> places(groups.columns);
+  std::iota(places.begin(), places.end(), size_t{0});
+  return places;
+}
+
+// What a process says of the files.
+Status Describe(PythonRecords* records, const OpenProgress& progress) {
+  GrowingMemory memory;
+  PENSTOCK_RETURN_IF_ERROR(FillMemory(*records, 1, &memory));
+  auto process =
+      PythonProcess::Start(records->options, PythonDatasetSource::Program(),
+                           records->argument.dump(), memory,
+                           [&progress] { return progress.cancel.load(); });
+  if (!process.ok()) return process.status().Prepend(records->name);
+  return TakeTemplate(*std::move(process), /*in_columns=*/false, &memory,
+                      records)
+      .Prepend(records->name);
 }
 
 }  // namespace
@@ -211,12 +272,17 @@ OpenedSource ParquetSource::Open(OpenProgress* progress,
   records.options = options;
   // The processes open them by name, and read only what was opened here.
   nlohmann::json given = nlohmann::json::array();
-  PENSTOCK_RETURN_IF_ERROR(InParallel(
-      data->size(), [&](size_t i) { return (*data)[i].FetchAll(*progress); }));
+  PENSTOCK_RETURN_IF_ERROR(InParallel(data->size(), [&](size_t i) {
+    return FetchParquetMetadata((*data)[i], *progress);
+  }));
+  bool any_remote = false;
   for (const DataFile& file : *data) {
     PENSTOCK_ASSIGN_OR_RETURN(const DataFile::Identity is, file.identity());
     given.push_back({file.path(), file.real_path(), is.device, is.inode,
                      file.bytes(), is.mtime_ns});
+    // A local copy is written to.
+    if (file.remote() != nullptr) given.back().back() = nullptr;
+    any_remote |= file.remote() != nullptr;
   }
   records.given =
       given.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
@@ -229,32 +295,42 @@ OpenedSource ParquetSource::Open(OpenProgress* progress,
                       {"default", nlohmann::json::parse(fallbacks)},
                       {"processes", processes},
                       {"index", 0},
-                      {"template", true}};
+                      {"template", true},
+                      {"places", any_remote}};
   for (const auto& [name, room] :
        max_length.value_or(FeatureValues<uint64_t>())) {
     records.argument["max_length"][name] = room;
   }
-  GrowingMemory memory;
-  PENSTOCK_RETURN_IF_ERROR(FillMemory(records, 1, &memory));
-  auto process = PythonProcess::Start(
-      options, PythonDatasetSource::Program(), records.argument.dump(), memory,
-      [progress] { return progress->cancel.load(); });
-  if (!process.ok()) return process.status().Prepend("parquet");
-  const Status taken = TakeTemplate(*std::move(process), /*in_columns=*/false,
-                                    &memory, &records);
-  if (!taken.ok()) return taken.Prepend("parquet");
-  PENSTOCK_ASSIGN_OR_RETURN(ParquetGroups groups,
-                            ReadGroups(records, data->size()));
+  HeldRanges first;
+  if (any_remote) {
+    // The first rows say what the columns hold: first, where those are.
+    ParquetRecords placed = shared;
+    placed.python.argument["places_only"] = true;
+    PENSTOCK_RETURN_IF_ERROR(Describe(&placed.python, *progress));
+    PENSTOCK_ASSIGN_OR_RETURN(placed.groups, GroupsOf(placed.python, data));
+    placed.places = AllPlaces(*placed.groups);
+    const size_t group = placed.groups->rows.Find(0).part;
+    const DataFile& file = (*data)[placed.groups->FileOf(group)];
+    if (file.remote() != nullptr) {
+      PENSTOCK_ASSIGN_OR_RETURN(first,
+                                file.Fetch(placed.RangesOf(group), *progress));
+    }
+  }
+  PENSTOCK_RETURN_IF_ERROR(Describe(&records, *progress));
+  PENSTOCK_ASSIGN_OR_RETURN(shared.groups, GroupsOf(records, data));
+  shared.places = AllPlaces(*shared.groups);
   auto described =
       ParquetColumnsOf(records.argument["structure"], records.features);
   if (!described) return PythonRecordProcess::WrongAnswer();
   shared.columns = *std::move(described);
   shared.decoded = std::make_shared<DecodedGroups>();
   shared.cuts = longer == Longer::kCut;
-  PENSTOCK_RETURN_IF_ERROR(progress->reserve(groups.rows.memory_bytes()));
-  shared.groups = std::make_shared<const ParquetGroups>(std::move(groups));
-  return std::unique_ptr<Source>(
-      new Parquet(data, std::move(shared), processes));
+  if (!shared.places.empty() && shared.places.size() != shared.columns.size()) {
+    return PythonRecordProcess::WrongAnswer();
+  }
+  auto source = std::make_unique<Parquet>(data, std::move(shared), processes);
+  PENSTOCK_RETURN_IF_ERROR(progress->reserve(source->memory_bytes()));
+  return std::unique_ptr<Source>(std::move(source));
 }
 
 }  // namespace penstock

@@ -118,7 +118,18 @@ class ParquetRows final : public Source::Maker {
     return OkStatus();
   }
 
+  // What its process reads of a remote file.
+  StatusOr<HeldRanges> Fetched(uint64_t group) const {
+    RemoteFile* const remote = groups().RemoteOf(group);
+    if (remote == nullptr) return HeldRanges();
+    return HeldRanges::Await(remote, records_->RangesOf(group), [this] {
+      return cancelled_ && cancelled_() ? CancelledError("nobody waits for it")
+                                        : OkStatus();
+    });
+  }
+
   StatusOr<ParquetTable> Decode(uint64_t group) {
+    PENSTOCK_ASSIGN_OR_RETURN(const HeldRanges held, Fetched(group));
     const size_t file = groups().FileOf(group);
     const uint64_t asked[] = {kAskGroup, file, group - groups().begins[file]};
     const uint64_t first = groups().rows.BeginOf(group);
@@ -153,9 +164,13 @@ class ParquetRows final : public Source::Maker {
 
   Status Select(size_t row, size_t end) {
     std::vector<uint64_t> asked = {kAskRows};
+    std::map<uint64_t, HeldRanges> held;  // by group
     for (size_t i = row; i < end; ++i) {
       const auto [group, number] =
           groups().rows.Find(wanted_[begin_ + i].record);
+      if (!held.contains(group)) {
+        PENSTOCK_ASSIGN_OR_RETURN(held[group], Fetched(group));
+      }
       const size_t file = groups().FileOf(group);
       asked.insert(asked.end(), {file, group - groups().begins[file], number});
     }
@@ -227,6 +242,35 @@ class ParquetRows final : public Source::Maker {
 };
 
 }  // namespace
+
+std::vector<RemoteFile::Range> ParquetRecords::RangesOf(uint64_t group) const {
+  std::vector<RemoteFile::Range> found;
+  for (const size_t place : places) {
+    const RemoteFile::Range& range =
+        groups->places[group * groups->columns + place];
+    if (range.bytes > 0) found.push_back(range);
+  }
+  std::sort(found.begin(), found.end(),
+            [](const auto& a, const auto& b) { return a.offset < b.offset; });
+  // Those that touch or overlap are one.
+  std::vector<RemoteFile::Range> ranges;
+  for (const RemoteFile::Range& each : found) {
+    if (ranges.empty() ||
+        each.offset > ranges.back().offset + ranges.back().bytes) {
+      ranges.push_back(each);
+      continue;
+    }
+    RemoteFile::Range& last = ranges.back();
+    last.bytes = std::max(last.bytes, each.offset + each.bytes - last.offset);
+  }
+  return ranges;
+}
+
+bool DecodedGroups::Has(uint64_t group) {
+  const std::lock_guard lock(mutex_);
+  const auto found = groups_.find(group);
+  return found != groups_.end() && found->second.table != nullptr;
+}
 
 std::optional<DecodedGroups::Found> DecodedGroups::Find(
     std::span<const uint64_t> groups) {

@@ -16,6 +16,8 @@
 #include <vector>
 
 #include "broker/index/concatenation.h"
+#include "broker/index/data_files.h"
+#include "broker/io/remote_file.h"
 #include "broker/source/parquet_table.h"
 #include "broker/source/python_records.h"
 
@@ -25,7 +27,16 @@ namespace penstock {
 struct ParquetGroups {
   Concatenation rows;
   std::vector<uint64_t> begins;  // of each file: its first group
+  std::shared_ptr<const DataFiles> files;
+  // Where the columns of a group lie in its file, one after the other; of no
+  // bytes: nowhere. Empty: no file is remote.
+  std::vector<RemoteFile::Range> places;
+  size_t columns = 0;  // of a group, in places
 
+  // nullptr: the file is not remote.
+  RemoteFile* RemoteOf(uint64_t group) const {
+    return (*files)[FileOf(group)].remote();
+  }
   size_t FileOf(size_t group) const {
     return static_cast<size_t>(
         std::upper_bound(begins.begin(), begins.end(), group) - begins.begin() -
@@ -52,6 +63,7 @@ class DecodedGroups {
   // One of these groups: a decoded one, else one that nobody decodes. nullopt:
   // others still decode all of them after a while.
   std::optional<Found> Find(std::span<const uint64_t> groups);
+  bool Has(uint64_t group);
   // nullptr: it could not be decoded.
   void End(uint64_t group, std::shared_ptr<const ParquetTable> table);
 
@@ -74,9 +86,13 @@ class DecodedGroups {
 struct ParquetRecords {
   PythonRecords python;
   std::vector<ParquetColumn> columns;
+  std::vector<size_t> places;  // of each column, among those of a group
   std::shared_ptr<const ParquetGroups> groups;
   std::shared_ptr<DecodedGroups> decoded;
   bool cuts = false;  // longer lists and texts lose their end
+
+  // Where these columns of a group of a remote file lie; in order.
+  std::vector<RemoteFile::Range> RangesOf(uint64_t group) const;
 };
 
 std::unique_ptr<Source::Maker> MakeParquetRows(

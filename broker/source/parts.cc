@@ -172,6 +172,10 @@ class Parts final : public SourceOfParts {
       static_cast<ReadPart&>(*request) = {.kind = ReadPart::Kind::kRange};
     }
   }
+  std::optional<SharedRanges> SharedRangesOf(uint64_t record) const override {
+    const auto [part, number] = places_.Find(record);
+    return opened()[part].source->SharedRangesOf(number);
+  }
   void Expect(uint64_t record) const override {
     const auto [part, number] = places_.Find(record);
     opened()[part].source->Expect(number);

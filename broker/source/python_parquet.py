@@ -4,8 +4,12 @@ A row group of Parquet and a record batch of Arrow are a *group*: what is read a
 What the template says of the files, beside what it says of a dataset's rows
 (python_rows.py):
 
-  {"given": bytes of the row counts of all groups, u64 each, in the memory, those of a
-   file after one more u64: how many groups it has}
+  {"begin": bytes of the row counts of all groups, u64 each, in the memory, those of a
+   file after one more u64: how many groups it has. Where a file is the local copy of an
+   object (its time is null), then of each group where each column lies: offset, bytes}
+
+Of such a file only what the broker has fetched is there, the rest reads as zeros: what is
+read before any row, and the columns of the groups that are asked for.
 
 Its structure is a list of columns: {"feature", "path" in the schema, "kind", "dtype" and
 "shape" in the file, "room", "default"}. The kinds are "array", "items" (a list that
@@ -175,8 +179,9 @@ class File:
         """Names may come to mean other files; only the one that the broker has opened,
         as its user may, is read."""
         status = os.fstat(self.descriptor)
+        wanted = len(self.identity) - (self.identity[-1] is None)  # a local copy is written to
         if [status.st_dev, status.st_ino, status.st_size,
-                status.st_mtime_ns] != self.identity:
+                status.st_mtime_ns][:wanted] != self.identity[:wanted]:
             raise BadFile(f"{self.path} has changed since it was opened")
 
     def open(self):
@@ -193,13 +198,15 @@ class File:
             self.rows = [metadata.row_group(i).num_rows
                          for i in range(metadata.num_row_groups)]
         elif begin[:6] == b"ARROW1":
-            self.file = pa.ipc.open_file(pa.memory_map(name))
+            self.map = pa.memory_map(name)
+            self.file = pa.ipc.open_file(self.map)
             self.schema = self.file.schema
             self.rows = [self.file.get_batch(i).num_rows
                          for i in range(self.file.num_record_batches)]
         elif begin[:4] == b"\xff\xff\xff\xff":
             before = pa.total_allocated_bytes()
-            with pa.ipc.open_stream(pa.memory_map(name)) as stream:
+            self.map = pa.memory_map(name)
+            with pa.ipc.open_stream(self.map) as stream:
                 self.schema = stream.schema
                 self.batches = []
                 for batch in stream:
@@ -223,11 +230,40 @@ class File:
         if self.parquet is None:
             return 0
         metadata = self.parquet.metadata
-        wanted = [j for j in range(metadata.num_columns)
-                  if any((metadata.schema.column(j).path + ".").startswith(path + ".")
-                         for path in map(".".join, paths))]
+        wanted = {j for path in paths for j in self.leaves_of(path)}
         return sum(metadata.row_group(i).column(j).total_uncompressed_size
                    for i in range(metadata.num_row_groups) for j in wanted)
+
+    def leaves_of(self, path):
+        """The numbers of the columns of Parquet that are read for one."""
+        metadata, path = self.parquet.metadata, ".".join(path) + "."
+        return [j for j in range(metadata.num_columns)
+                if (metadata.schema.column(j).path + ".").startswith(path)]
+
+    def places(self, paths):
+        """(offset, bytes) of each column of each group in the file, group by group."""
+        if self.identity[-1] is not None:
+            return [(0, 0)] * (len(self.rows) * len(paths))
+        if self.parquet is not None:
+            numbers = [self.leaves_of(path) for path in paths]
+            groups = map(self.parquet.metadata.row_group, range(len(self.rows)))
+            return [self.hull(map(chunk_of, (group.column(j) for j in each)))
+                    for group in groups for each in numbers]
+        self.map.seek(0)
+        begin = self.map.read_buffer(1).address
+        batches = self.batches or map(self.file.get_batch, range(len(self.rows)))
+        return [self.hull((each.address - begin, each.size)
+                          for each in batch.column(path[0]).buffers() if each)
+                for batch in batches for path in paths]
+
+    def hull(self, ranges):
+        """The range that has all of them; those that are in memory lie nowhere."""
+        size = self.identity[2]
+        ranges = [(at, at + count) for at, count in ranges if count and 0 <= at < size]
+        if not ranges:
+            return 0, 0
+        begin = min(at for at, _ in ranges)
+        return begin, min(max(end for _, end in ranges), size) - begin
 
     def find(self, name):
         found = list(itertools.islice(find_fields(self.schema, name), 2))
@@ -278,6 +314,18 @@ class File:
         return array
 
 
+# What old writers left out of a chunk's size: the header of its dictionary (PARQUET-816).
+HEADER_BYTES = 100
+
+
+def chunk_of(column):
+    """(offset, bytes) of a column's chunk of Parquet."""
+    begin = column.data_page_offset
+    if column.has_dictionary_page and 0 < column.dictionary_page_offset < begin:
+        begin = column.dictionary_page_offset
+    return begin, column.total_compressed_size + HEADER_BYTES
+
+
 def plain_array(array):
     while isinstance(array, pa.ExtensionArray):
         array = array.storage
@@ -296,7 +344,7 @@ class Parquet:
         self.entries = given_files(options)
         self.open_files = collections.OrderedDict()
         if options["template"]:
-            self.scanned = self.scan(options["wanted"])
+            self.scanned = self.scan(options["wanted"], options["places"])
 
     def file(self, number):
         found = self.open_files.pop(number, None) or File(self.entries[number], number)
@@ -305,10 +353,10 @@ class Parquet:
             self.open_files.popitem(last=False)[1].close()
         return found
 
-    def scan(self, names):
+    def scan(self, names, with_places):
         """Looks at all files: (columns, as (name, path, what it is), row counts of the
-        groups of each file)."""
-        wanted, counts, self.decoded_bytes = None, [], 0
+        groups of each file, if wanted the places of these columns)."""
+        wanted, counts, places, self.decoded_bytes = None, [], [], 0
         for number in range(len(self.entries)):
             file = File(self.entries[number], number)
             try:
@@ -330,14 +378,17 @@ class Parquet:
                             f"of {self.entries[0][0]} is {text_of(first[2])}")
                 wanted = wanted or found
                 counts.append(file.rows)
-                self.decoded_bytes += file.decoded_bytes([path for _, path, _ in found])
+                paths = [path for _, path, _ in found]
+                self.decoded_bytes += file.decoded_bytes(paths)
+                if with_places:
+                    places += file.places(paths)
             finally:
                 file.close()
         self.set_groups(counts)
         if not self.ends.size or not self.ends[-1]:
             raise BadFile(f"{self.entries[0][0]}: no rows" + (
                 f", in none of {len(self.entries)} files" if len(self.entries) > 1 else ""))
-        return wanted, counts
+        return wanted, counts, places
 
     def set_groups(self, counts):
         numpy = self.numpy
@@ -349,10 +400,13 @@ class Parquet:
         self.ends = numpy.cumsum(numpy.array(flat, numpy.int64))
 
     def describe(self, options):
-        scanned, counts = self.scanned
+        scanned, counts, places = self.scanned
         description = Description(self.numpy, options)
         rooms, defaults = dict(options["max_length"]), dict(options["default"])
         columns = []
+        if options.get("places_only"):
+            description.feature("places", "int64", [])
+            scanned, rooms, defaults = [], {}, {}
         for name, path, (kind, dtype, sizes) in scanned:
             column = {"name": name, "path": path, "kind": kind, "dtype": dtype,
                       "room": rooms.pop(name, None), "default": defaults.pop(name, None)}
@@ -362,9 +416,10 @@ class Parquet:
             for name in left:
                 raise BadFile(f"{option}: there is no column '{name}'; there are: "
                               + ", ".join(each[0] for each in scanned))
-        # u64 each: of each file how many groups it has, then their rows.
-        told = self.numpy.array([number for rows in counts
-                                 for number in (len(rows), *rows)], "<u8").tobytes()
+        # u64 each: of each file how many groups it has, then their rows; then the places.
+        told = self.numpy.array([number for rows in counts for number in (len(rows), *rows)] +
+                                [number for place in places for number in place],
+                                "<u8").tobytes()
         os.ftruncate(MEMORY, max(len(told), os.fstat(MEMORY).st_size))
         mmap.mmap(MEMORY, len(told))[:] = told
         return {"length": int(self.ends[-1]), "features": description.features,

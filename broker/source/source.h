@@ -17,6 +17,7 @@
 #include <vector>
 
 #include "broker/io/read_request.h"
+#include "broker/io/remote_file.h"
 #include "broker/plan/columns.h"
 #include "broker/plan/order.h"
 #include "broker/user_code/trusted_code.h"
@@ -130,6 +131,20 @@ class Source {
   // no bytes.
   virtual void Locate(uint64_t /*record*/, ReadRequest* request) const {
     request->kind = ReadRequest::Kind::kNone;
+  }
+
+  // What has to be there of a remote file before a record is made that is of
+  // kNone: the same for all records of its group.
+  struct SharedRanges {
+    RemoteFile* file = nullptr;
+    uint64_t group = 0;  // of the file
+    uint64_t records = 0;
+    std::vector<RemoteFile::Range> ranges;  // none: the group is made
+  };
+  // nullopt: nothing.
+  virtual std::optional<SharedRanges> SharedRangesOf(
+      uint64_t /*record*/) const {
+    return std::nullopt;
   }
 
   // The record will be located soon: a hint to the processor.

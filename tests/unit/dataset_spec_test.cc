@@ -858,9 +858,11 @@ TEST(DatasetSpecTest, AnAddressIsNoPathButWhereObjectsAreRead) {
   }
 
   const auto error = [](const std::string& file) {
-    return ParseDatasetSpec(WithSource("{image_list: {file: '" + file +
-                          "', columns: {image: {encoded: true}}}}"),
-                            "train.yaml", "/base")
+    return ParseDatasetSpec(
+               "{dataset: d, source: {range: 9}, snapshot: "
+               "{path: '" +
+                   file + "'}, batch: {size: 4}}",
+               "train.yaml", "/base")
         .status()
         .message();
   };
@@ -869,7 +871,7 @@ TEST(DatasetSpecTest, AnAddressIsNoPathButWhereObjectsAreRead) {
         "hdfs://n/a", "hf://datasets/a/b", "pipe:cat a"}) {
     EXPECT_THAT(
         error(address),
-        AllOf(HasSubstr(": source.image_list.file: "),
+        AllOf(HasSubstr(": snapshot.path: "),
               HasSubstr("' is an address; only files that this machine has "
                         "mounted are read: mount the storage as a file system, "
                         "or copy the files")))

@@ -107,6 +107,55 @@ TEST_F(RemoteFileTest, WhatIsNotThereIsAskedForOnce) {
   EXPECT_THAT(TakeAsked(), IsEmpty());
 }
 
+TEST_F(RemoteFileTest, PartsMayBeFetchedAlone) {
+  Open(20 * kBlock, 8);
+  file_->FetchUnits(false);
+  Hold(kBlock + 5, kBlock);
+  EXPECT_THAT(TakeAsked(), ElementsAre(Asked{Ask::kFetch, 1, 2 * kBlock}));
+  file_->FetchUnits(true);
+  Hold(9 * kBlock, 1);
+  EXPECT_THAT(TakeAsked(), ElementsAre(Asked{Ask::kFetch, 8, 8 * kBlock}));
+}
+
+TEST_F(RemoteFileTest, RangesAreHeldUntilTheirHolderEndsOrLeavesThem) {
+  Open(20 * kBlock, 1);
+  const auto wait = std::make_shared<FetchWait>(signal_);
+  std::optional<HeldRanges> held(HeldRanges(
+      file_.get(), {{0, 2 * kBlock}, {4 * kBlock, 1}}, wait, Ask::kFetch));
+  EXPECT_EQ(held->asked_bytes(), 3 * kBlock);
+  Come(0, 2, /*kept=*/false);
+  EXPECT_FALSE(wait->over());
+  Come(4, 5, false);
+  EXPECT_TRUE(wait->over());
+  TakeAsked();
+  HeldRanges moved = *std::move(held);
+  held.reset();
+  EXPECT_THAT(TakeAsked(), IsEmpty());
+  moved = HeldRanges();
+  EXPECT_THAT(TakeAsked(), ElementsAre(Asked{Ask::kGiveUp, 0, 2 * kBlock},
+                                       Asked{Ask::kGiveUp, 4, kBlock}));
+  HeldRanges(file_.get(), {{0, 1}}, wait, Ask::kFetch).Leave();
+  EXPECT_THAT(TakeAsked(), ElementsAre(Asked{Ask::kFetch, 0, kBlock}));
+}
+
+TEST_F(RemoteFileTest, RangesThatCannotBeHadAreLetGo) {
+  Open(20 * kBlock, 1);
+  const auto held = HeldRanges::Await(file_.get(), {{0, 1}}, [this] {
+    file_->Failed({0, kBlock}, DataLossError("the object has changed"));
+    return OkStatus();
+  });
+  EXPECT_EQ(held.status().code(), StatusCode::kDataLoss);
+  TakeAsked();
+  EXPECT_EQ(HeldRanges::Await(file_.get(), {{0, 1}},
+                              [] { return CancelledError("enough"); })
+                .status()
+                .code(),
+            StatusCode::kCancelled);
+  Come(0, 1, /*kept=*/false);  // nobody holds it
+  EXPECT_THAT(TakeAsked(), ElementsAre(Asked{Ask::kHurry, 0, kBlock},
+                                       Asked{Ask::kGiveUp, 0, kBlock}));
+}
+
 TEST_F(RemoteFileTest, AHoldTellsWhatIsFetchedForIt) {
   Open(10 * kBlock + 5, 4);
   const auto hold = [this](uint64_t first, uint64_t blocks) {
