@@ -90,8 +90,8 @@ PACKET = 1 << 15
 ANSWERS_MAX, ANSWERS_S = 64, 0.001
 # What was listed is known as long for opening.
 LISTED_S = 60
-# A commit of a hub is that of all that are opened with shorter pauses; and how often it is
-# asked whether there is another.
+# A commit of a hub is that of all that are opened by name with shorter pauses; and how often
+# it is asked whether there is another.
 COMMIT_S, COMMIT_ANEW_S = 5, 1
 FULL = (28, 122)  # ENOSPC, EDQUOT
 PUNCH_HOLE = 0x01 | 0x02  # FALLOC_FL_KEEP_SIZE, FALLOC_FL_PUNCH_HOLE
@@ -368,7 +368,7 @@ class HubStore(FsspecStore):
 
     async def commit(self, path, anew=False):
         """(what stands before the path in a repository, the same of the commit, the commit).
-        All files that are opened one after the other are of one commit."""
+        Files that are listed, or are opened one after the other, are of one commit."""
         found = self.PATH.fullmatch(path)
         if not found:
             raise Failed(INVALID_ARGUMENT, f"hf://{path}: wanted hf://datasets/owner/name/file")
@@ -376,7 +376,8 @@ class HubStore(FsspecStore):
         async with self.asking:
             commit, asked_s, used_s = self.commits.get((repository, revision), ("", 0, 0))
             now = time.monotonic()
-            if now > (asked_s if anew else used_s) + (COMMIT_ANEW_S if anew else COMMIT_S):
+            if now > (asked_s + COMMIT_ANEW_S if anew else
+                      min(used_s + COMMIT_S, asked_s + LISTED_S)):
                 kind, _, name = ("model/" + repository if repository.count("/") == 1 else
                                  repository.replace("s/", "/", 1)).partition("/")
                 told = await self.call(self.hub.repo_info, name, repo_type=kind,
@@ -399,7 +400,7 @@ class HubStore(FsspecStore):
         return memoryview(data), None, version
 
     async def list(self, prefix, _):
-        given, pinned, commit = await self.commit(prefix)
+        given, pinned, commit = await self.commit(prefix, anew=True)
         found = await self.call(self.files.find, (pinned + prefix[len(given):]).rstrip("/"),
                                 detail=True)
         yield [(given + path[len(pinned):], info["size"], commit)
