@@ -16,7 +16,6 @@
 
 #include "broker/base/log.h"
 #include "broker/fetch/python_fetcher_program.h"
-#include "broker/fetch/python_store_trial_program.h"
 #include "common/packet.h"
 
 namespace penstock {
@@ -74,12 +73,7 @@ FetchSpan SpanOf(const nlohmann::json& span) {
 
 }  // namespace
 
-std::string_view Fetcher::Program() {
-  // The last statement of the second runs it.
-  static const std::string program =
-      std::string(kPythonStoreTrialProgram) + kPythonFetcherProgram;
-  return program;
-}
+std::string_view Fetcher::Program() { return kPythonFetcherProgram; }
 
 StatusOr<std::unique_ptr<Fetcher>> Fetcher::Make(FunctionOptions options,
                                                  std::string folder) {
@@ -339,7 +333,7 @@ void Fetcher::Run() {
 // Another process is started, unless too many have ended without an answer.
 void Fetcher::Ended(const Status& status) {
   ++ends_;
-  Log<"fetcher-ended">(ends_);
+  Log<"fetcher-ended">(processes_);
   if (ends_ >= kEndsMax) {
     EndAll(status);
   } else {

@@ -46,11 +46,9 @@ Status CountScans(const DataFiles& files, const std::vector<uint8_t>& kept,
   }
   if (first == nullptr || progress.scans_remote) return OkStatus();
   return FailedPreconditionError(
-      "{}{} no index: to find the records, {} are read once on each host, "
-      "which "
-      "fetches up to {}; `penstock index --out` writes indexes that lie beside "
-      "the files, "
-      "also where the data are",
+      "{}{} no index: to find the records, {} would be read once on each host, "
+      "which fetches up to {}; `penstock index --out` writes indexes to lie "
+      "beside the files, in the store, too",
       first->path(),
       remote.scanned == 1
           ? " has"

@@ -166,7 +166,8 @@ const Declaration<ShuffleSpec>& ShuffleSpec::Declared() {
               "the files, or row groups of Parquet, in a random order, and "
               "records shuffled within "
               "windows of so many of them: for disks and storage that "
-              "read one file to its end faster than many in turn; absent: "
+              "read one file to its end faster than many in turn; with "
+              "`shard: file`, of the files of each rank; absent: "
               "all records are shuffled together");
   return declared;
 }

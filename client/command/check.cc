@@ -564,11 +564,11 @@ Status WriteIndexes(const std::string& spec, const std::string& out,
     PrintJson(told);
     return OkStatus();
   }
-  Print(stdout, "{} of {} written, {}: {}\n",
-        CountField(told, "files") == 1 ? "The index" : "Indexes",
-        Counted(CountField(told, "files").value_or(0), "file"),
+  const uint64_t files = CountField(told, "files").value_or(0);
+  Print(stdout, "{} of {} written, {}: {}{}\n",
+        files == 1 ? "The index" : "Indexes", Counted(files, "file"),
         FormatBytes(CountField(told, "bytes").value_or(0)),
-        Printable(TextField(told, "at")));
+        files == 1 ? "" : "the first one is ", Printable(TextField(told, "at")));
   return OkStatus();
 }
 

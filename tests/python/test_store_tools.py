@@ -155,7 +155,7 @@ def test_check_says_what_an_index_costs_before_it_is_paid(store, alone):  # noqa
         store.url + "/train-{0..2}.tar", FEATURES).shuffle(seed=1).batch(20))
     text = told("check", "--no-scan", spec, status=1)
     assert "train-0.tar and 2 more files have no index" in text
-    assert "they are read once on each host, which fetches up to" in text
+    assert "they would be read once on each host, which fetches up to" in text
     assert "penstock index --out" in text
     all_bytes = sum(map(len, store.files.values()))
     # Only what tells of a compressed file.

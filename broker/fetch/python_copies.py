@@ -1,0 +1,290 @@
+"""Local copies of objects, and the room they have. A part of the process that fetches
+(python_fetcher.py)."""
+
+import array
+import bisect
+import ctypes
+import fcntl
+import hashlib
+import itertools
+import mmap
+import re
+import tempfile
+import zlib
+from collections import Counter
+
+KEPT, PASSES = 1, 2  # answered
+BLOCK = 4096
+# The part of the room that is for what passes; and the most, of a job and of all.
+PASSING_SHARE, AHEAD_MAX, PASSING_MAX = 8, 1 << 30, 2 << 30
+COPIES_MAX = 64  # of one object: of brokers that run beside each other
+LOOK_S = 1  # between searches for copies that are not used
+FULL = (28, 122)  # ENOSPC, EDQUOT
+PUNCH_HOLE = 0x01 | 0x02  # FALLOC_FL_KEEP_SIZE, FALLOC_FL_PUNCH_HOLE
+
+
+def disk_bytes(file):
+    try:
+        return os.stat(file, follow_symlinks=False).st_blocks * 512
+    except OSError:  # removed meanwhile
+        return 0
+
+
+def modified_ns(file):
+    try:
+        return os.stat(file, follow_symlinks=False).st_mtime_ns
+    except OSError:
+        return 0
+
+
+def punch(descriptor, offset, size):
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.fallocate(descriptor, PUNCH_HOLE, ctypes.c_long(offset), ctypes.c_long(size)):
+        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+
+
+def locked(path, flags):
+    """A file that nobody else has locked; None: somebody has, or has removed it."""
+    descriptor = os.open(path, flags | os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW, 0o640)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if os.fstat(descriptor).st_nlink > 0:
+            return descriptor
+    except BlockingIOError:
+        pass
+    os.close(descriptor)
+    return None
+
+
+class Copy:
+    """The local copy of one version of an object."""
+
+    def __init__(self, folder, url, size, version, inode=None):
+        """inode: of the copy that the broker has; None: any that no other process has,
+        which may remove what passes there."""
+        self.url, self.bytes, self.version = url, size, version
+        self.openings = []
+        name = hashlib.sha256(json.dumps([url, size, version]).encode()).hexdigest()[:32]
+        self.blocks = -(-size // BLOCK)
+        self.data = self.lock = None
+        try:
+            for i in range(COPIES_MAX):
+                if self.open(os.path.join(folder, f"{name}-{i}"), inode):
+                    break
+            else:
+                raise Failed(UNAVAILABLE, f"{url}: its local copy was removed from {folder} while "
+                             "it was read: attach the job again" if inode else
+                             f"{url}: {COPIES_MAX} brokers have local copies of it in {folder}")
+            sums_bytes = max(4 * self.blocks, 4)
+            os.ftruncate(self.lock, sums_bytes)
+            # To write a page that the disk has no room for would be SIGBUS.
+            os.posix_fallocate(self.lock, 0, sums_bytes)
+            os.utime(self.path + ".crc")
+            os.ftruncate(self.data, size)
+            self.sums = memoryview(mmap.mmap(self.lock, sums_bytes)).cast("I")
+            self.inode = os.fstat(self.data).st_ino
+        except BaseException:
+            self.close()
+            raise
+        # KEPT or PASSES: it is there, as it was fetched. A sum of 0: it is not there.
+        self.checked = bytearray(self.blocks)
+
+    def open(self, path, inode):
+        self.path = path
+        try:
+            self.lock = locked(path + ".crc", 0 if inode else os.O_CREAT)
+            if self.lock is None:
+                return False
+            self.data = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW |
+                                (0 if inode else os.O_CREAT), 0o640)
+            if inode in (None, os.fstat(self.data).st_ino):
+                return True
+        except FileNotFoundError:
+            if inode is None:
+                raise
+        self.close()
+        return False
+
+    def close(self):
+        if self.lock is not None:
+            fcntl.flock(self.lock, fcntl.LOCK_UN)  # the mapping has a copy of the descriptor
+        for each in (self.data, self.lock):
+            if each is not None:
+                os.close(each)
+        self.data = self.lock = None
+
+    def read_only(self):
+        """A descriptor for a broker; while that is open, nobody removes the copy."""
+        descriptor = os.open(f"/proc/self/fd/{self.data}", os.O_RDONLY | os.O_CLOEXEC)
+        fcntl.flock(descriptor, fcntl.LOCK_SH)
+        return descriptor
+
+    def write(self, begin, data, kind):
+        """Bytes of blocks; what is missing of the last one, unless it is the file's, is 0."""
+        data = bytes(data) + bytes(min(-len(data) % BLOCK, self.bytes - begin - len(data)))
+        written = 0
+        while written < len(data):  # a disk that gets full takes a part
+            written += os.pwrite(self.data, data[written:], begin + written)
+        first = begin // BLOCK
+        for i in range(-(-len(data) // BLOCK)):
+            self.sums[first + i] = zlib.crc32(data[i * BLOCK:(i + 1) * BLOCK]) or 1
+        self.checked[first:first + i + 1] = bytes([kind]) * (i + 1)
+
+    def check(self, first, end):
+        """Which of these blocks, of an earlier process, are as they were fetched."""
+        try:
+            data = memoryview(os.pread(self.data, (end - first) * BLOCK, first * BLOCK))
+        except OSError:
+            data = b""
+        for i in range(first, end):
+            at = (i - first) * BLOCK
+            if (zlib.crc32(data[at:at + BLOCK]) or 1) == self.sums[i]:
+                self.checked[i] = KEPT
+            else:
+                self.sums[i] = 0
+
+    def remove(self, first, end):
+        punch(self.data, first * BLOCK, (end - first) * BLOCK)
+        self.checked[first:end] = bytes(end - first)
+        for i in range(first, end):
+            self.sums[i] = 0
+
+    def size_of(self, first, end):
+        return min(end * BLOCK, self.bytes) - first * BLOCK
+
+    def object_of(self, block):
+        """The object that has a block: its address, bytes, version, and blocks here."""
+        return self.url, self.bytes, self.version, 0, self.blocks
+
+
+class FolderCopy(Copy):
+    """The local copy of all objects of a folder, each beginning with a block, in byte
+    order of their names."""
+
+    def __init__(self, folder, url, objects, inode=None):
+        self.names, self.sizes, self.versions = objects.names, objects.sizes, objects.versions
+        self.firsts = array.array("Q", itertools.accumulate(
+            (-(-size // BLOCK) for size in self.sizes), initial=0))
+        super().__init__(folder, url, self.firsts[-1] * BLOCK, objects.version, inode)
+
+    def object_of(self, block):
+        i = bisect.bisect_right(self.firsts, block) - 1
+        return (self.url + self.names[i], self.sizes[i], self.versions[i], self.firsts[i],
+                self.firsts[i + 1])
+
+
+class Opening:
+    """A copy, as one broker has opened it."""
+
+    __slots__ = ("link", "number", "copy", "passing", "room")
+
+    def __init__(self, link, number, copy, room):
+        """room: that the broker gives all copies; 0: not said."""
+        self.link, self.number, self.copy, self.room = link, number, copy, room
+        self.passing = set()  # blocks that pass, which it has been told of
+        copy.openings.append(self)
+
+    def tell(self, kind, first, end):
+        if kind == PASSES:
+            self.passing.update(range(first, end))
+        self.link.answer(struct.pack("<4Q", kind, self.number, first * BLOCK,
+                                     self.copy.size_of(first, end)))
+
+    def tell_failure(self, first, end, told):
+        self.link.say({"copy": self.number, "offset": first * BLOCK,
+                       "bytes": self.copy.size_of(first, end),
+                       "error": [told.code, str(told)]})
+
+
+class Folder:
+    """All copies, and the room they have."""
+
+    def __init__(self, path):
+        self.path = path
+        try:
+            os.makedirs(path, mode=0o700, exist_ok=True)
+            status = os.stat(path)
+            if status.st_uid != os.geteuid():
+                raise Told(f"{path} belongs to user {status.st_uid}: set PENSTOCK_CACHE_DIR")
+            with tempfile.TemporaryFile(dir=path, buffering=0) as probe:
+                if probe.write(bytes(2 * BLOCK)):
+                    punch(probe.fileno(), 0, BLOCK)
+        except OSError as error:
+            if error.errno not in FULL:
+                raise Told(f"{path}: {error.strerror}: wanted a folder for local copies of objects,"
+                           " on a file system that can remove parts of files (ext4, xfs, btrfs, "
+                           "tmpfs): set PENSTOCK_CACHE_DIR") from None
+        self.descriptor = os.open(path, os.O_PATH | os.O_CLOEXEC)  # even if it is removed
+        self.used = sum(map(disk_bytes, os.scandir(path)))
+        self.passing = 0  # of these
+        self.coming = 0  # of what is requested
+        self.looked_s = 0  # when no copy was left to remove
+        self.default_room = (self.used + self.free()) // 2
+        self.rooms = Counter()  # of openings: what the copies may take; 0: not said
+        self.quota = None  # bytes; a quota of the disk has no other sign than an error
+
+    def free(self):
+        status = os.fstatvfs(self.descriptor)
+        return status.f_bavail * status.f_frsize
+
+    @property
+    def room(self):
+        wanted = max((room or self.default_room for room in self.rooms),
+                     default=self.default_room)
+        return min(wanted, self.used + self.free() if self.quota is None else self.quota)
+
+    @property
+    def kept_room(self):
+        return self.room - min(self.room // PASSING_SHARE, PASSING_MAX)
+
+    def has_space(self, size, urgent):
+        """Whether the disk takes so many bytes more. Rows that are next need the rest: those
+        behind them, which are let go after them, keep to the room, and leave the half of what is
+        for passing."""
+        if urgent:
+            return self.free() - self.coming >= size
+        room = self.room
+        passing = room - self.kept_room
+        more = self.passing + self.coming + size
+        return self.free() - self.coming - size >= passing // 2 and \
+            (more <= passing or more == size or self.used + self.coming + size <= room)
+
+    def keeps(self, size):
+        """Whether so many bytes more are kept."""
+        more = self.used - self.passing + size - self.kept_room
+        return more <= 0 or self.remove_unused(more) >= more
+
+    def remove_unused(self, wanted):
+        """Copies that no broker has open, the longest unused ones first. Returns their
+        bytes."""
+        now = time.monotonic()
+        if now < self.looked_s + LOOK_S:
+            return 0
+        removed = 0
+        try:
+            names = [each.path for each in os.scandir(self.path)
+                     if re.fullmatch(r"[0-9a-f]{32}-\d+\.crc", each.name)]
+        except OSError:
+            return 0
+        for lock in sorted(names, key=modified_ns):
+            path = lock.removesuffix(".crc")
+            held = []
+            try:
+                for name in (lock, path):  # of a process that fetches, of a broker
+                    held.append(locked(name, 0))
+                if None not in held:
+                    removed += disk_bytes(lock) + disk_bytes(path)
+                    os.unlink(path)
+                    os.unlink(lock)
+            except OSError:
+                pass  # not a copy, or another broker removes it
+            finally:
+                for one in held:
+                    if one is not None:
+                        os.close(one)
+            if removed >= wanted:
+                break
+        else:
+            self.looked_s = now
+        self.used -= removed
+        return removed
