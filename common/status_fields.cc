@@ -204,8 +204,9 @@ constexpr AnswerField kRemote[] = {
     {"hit_rate_all", kFraction, "the same since the job began", true,
      ">OF ALL"},
     {"rows_ahead", kCount,
-     "the next rows, up to the first that is not there yet", true,
-     ">ROWS AHEAD"},
+     "the next rows, those of other hosts counted, up to the first that is not "
+     "there yet",
+     true, ">ROWS AHEAD"},
     Maybe("ahead_s", kSeconds,
           "what these last at the rate of the last seconds; absent: no row is "
           "taken",
