@@ -195,7 +195,7 @@ LookAhead::Range LookAhead::NextRows(const Plan& plan) const {
   }
   Range rows = rows_of(*rank);
   rows.begin = std::max(rows.begin, next_);
-  while (++rank != ranks_.end()) {
+  while (rows.end < rows.begin + kRowsAtOnce && ++rank != ranks_.end()) {
     const Range more = rows_of(*rank);
     if (more.begin != rows.end) break;
     rows.end = more.end;
