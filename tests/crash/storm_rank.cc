@@ -163,9 +163,11 @@ class StormRank {
 
   // The loop over an epoch begins with a batch of that epoch. Later it may get
   // one of an epoch before, which nobody had: a rank died before it took it.
+  // With shrink such batches come first, even after the last epoch, if a broker
+  // that was started again learned of the death only then.
   void CheckEpoch(const Batch& batch) {
     in_its_epoch_ |= batch.epoch() == reader_->epoch();
-    if (in_its_epoch_ || batch.redelivered()) return;
+    if (in_its_epoch_ || batch.redelivered() || options_.kind.shrinks()) return;
     log_.Torn("step " + std::to_string(batch.step()) + " of epoch " +
               std::to_string(batch.epoch()) + " came in the loop of epoch " +
               std::to_string(reader_->epoch()));
