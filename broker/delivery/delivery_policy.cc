@@ -224,7 +224,9 @@ bool Delivery::GiveToAll(Lane* lane, Slot* slot) {
     Entry entry{slot->batch.slot, redelivered};
     if (!slot->is_redo) entry.skipped = std::exchange(consumer->skipped, 0);
     Account& account = *consumer->account;
-    if (!account.lacks.empty()) account.lacks.erase(slot->id());
+    if (!account.lacks.empty()) {
+      slot->handed_over |= account.lacks.erase(slot->id()) > 0;
+    }
     account.backlog.push_back(entry);
     Flush(consumer);
     if (lane->shared()) lane->unsure.insert(consumer->rank);

@@ -271,7 +271,11 @@ bool Delivery::OwesPredecessor(uint32_t rank) const {
   if (consumer != nullptr && consumer->former != nullptr) return true;
   return std::any_of(lanes_.begin(), lanes_.end(), [&](const Lane& lane) {
     if (consumer != nullptr && &lane != &LaneOf(*consumer)) return false;
-    return !lane.again().empty() ||
+    const std::vector<Account*> accounts = lane.Accounts();
+    return std::any_of(accounts.begin(), accounts.end(),
+                       [](const Account* account) {
+                         return !account->lacks.empty();
+                       }) ||
            std::any_of(
                lane.slots().begin(), lane.slots().end(), [](const Slot& slot) {
                  return slot.handed_over && slot.state != SlotState::kFree;

@@ -191,4 +191,39 @@ TEST_F(DeliveryJoinTest, AReplicaThatIsReplacedGetsWhatItLackedAlone) {
   EXPECT_FALSE(next->flags & kRedelivered);
 }
 
+// The page of a dead process is kept for as long as this holds: if the broker
+// dies first, nothing else tells that the batch is owed.
+TEST_F(DeliveryJoinTest, ReplicaIsOwedWhatItsPredecessorHeldUntilItReleasesIt) {
+  for (const uint64_t position_of_other : {0, 1, 2}) {
+    SCOPED_TRACE(position_of_other);
+    Begin(DeliveryMode::kSplit, 3, 2);
+    delivery_->BeginRecovery();
+    Delivery::FormerConsumer former;
+    former.rank = 0;
+    former.position = 1;
+    former.redo = {StepId(0, 0)};
+    delivery_->RestoreRank(former);
+    EXPECT_TRUE(delivery_->OwesPredecessor(0));
+    Attach(0);
+    // The lane waits for the other.
+    EXPECT_FALSE(Take(0));
+    EXPECT_TRUE(delivery_->OwesPredecessor(0));
+    Attach(1, position_of_other);
+    EXPECT_TRUE(delivery_->OwesPredecessor(0));
+    const std::optional<Cell> first = Take(0);
+    ASSERT_TRUE(first);
+    EXPECT_EQ(first->position, 0u);
+    EXPECT_NE(first->flags & kRedelivered, 0u);
+    EXPECT_NE(first->flags & kExtra, 0u);
+    EXPECT_TRUE(delivery_->OwesPredecessor(0));
+    ReleaseOf(0, *first);
+    if (position_of_other == 0) {
+      const std::optional<Cell> of_other = Take(1);
+      ASSERT_TRUE(of_other);
+      ReleaseOf(1, *of_other);
+    }
+    EXPECT_FALSE(delivery_->OwesPredecessor(0));
+  }
+}
+
 }  // namespace penstock::delivery_join_test
