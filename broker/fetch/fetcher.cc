@@ -56,6 +56,10 @@ uint64_t NumberOf(const nlohmann::json& answer, const char* key) {
              : 0;
 }
 
+nlohmann::json JsonOf(std::optional<uint64_t> number) {
+  return number ? nlohmann::json(*number) : nlohmann::json();
+}
+
 std::string TextOf(const nlohmann::json& answer, const char* key) {
   const auto found = answer.find(key);
   return found != answer.end() && found->is_string() ? found->get<std::string>()
@@ -188,9 +192,8 @@ StatusOr<std::vector<std::string>> Fetcher::List(
 }
 
 // The file that the last answer has opened.
-StatusOr<std::shared_ptr<RemoteFile>> Fetcher::FileOf(const std::string& url,
-                                                      uint64_t room,
-                                                      Call* call) {
+StatusOr<std::shared_ptr<RemoteFile>> Fetcher::FileOf(
+    const std::string& url, std::optional<uint64_t> room, Call* call) {
   const nlohmann::json& answer = call->answers.back();
   if (!call->fd) return UnavailableError("{}: {}", url, kOddAnswer);
   const uint64_t copy = NumberOf(answer, "copy");
@@ -215,17 +218,20 @@ StatusOr<std::shared_ptr<RemoteFile>> Fetcher::FileOf(const std::string& url,
 }
 
 StatusOr<std::shared_ptr<RemoteFile>> Fetcher::Open(
-    const std::string& url, uint64_t room, const std::atomic<bool>& cancel) {
-  PENSTOCK_ASSIGN_OR_RETURN(const std::shared_ptr<Call> call,
-                            Ask({{"open", url}, {"room", room}}, cancel));
+    const std::string& url, std::optional<uint64_t> room,
+    const std::atomic<bool>& cancel) {
+  PENSTOCK_ASSIGN_OR_RETURN(
+      const std::shared_ptr<Call> call,
+      Ask({{"open", url}, {"room", JsonOf(room)}}, cancel));
   return FileOf(url, room, call.get());
 }
 
 StatusOr<RemoteFolder> Fetcher::OpenFolder(const std::string& url,
-                                           uint64_t room,
+                                           std::optional<uint64_t> room,
                                            const std::atomic<bool>& cancel) {
-  PENSTOCK_ASSIGN_OR_RETURN(const std::shared_ptr<Call> call,
-                            Ask({{"folder", url}, {"room", room}}, cancel));
+  PENSTOCK_ASSIGN_OR_RETURN(
+      const std::shared_ptr<Call> call,
+      Ask({{"folder", url}, {"room", JsonOf(room)}}, cancel));
   RemoteFolder folder;
   PENSTOCK_ASSIGN_OR_RETURN(folder.file, FileOf(url, room, call.get()));
   call->answers.pop_back();
@@ -383,7 +389,7 @@ void Fetcher::OpenAgain(uint64_t former,
   fstat(file->fd(), &st);
   const auto call = std::make_shared<Call>();
   call->asked = {{file->url().ends_with('/') ? "folder" : "open", file->url()},
-                 {"room", file->asked_room_bytes()},
+                 {"room", JsonOf(file->asked_room_bytes())},
                  {"inode", st.st_ino},
                  {"had", file->version()},
                  {"call", ++last_call_}};

@@ -42,9 +42,10 @@ class Fetcher final : public Stores {
   StatusOr<std::vector<std::string>> List(
       const std::string& pattern, const std::atomic<bool>& cancel) override;
   StatusOr<std::shared_ptr<RemoteFile>> Open(
-      const std::string& url, uint64_t room,
+      const std::string& url, std::optional<uint64_t> room,
       const std::atomic<bool>& cancel) override;
-  StatusOr<RemoteFolder> OpenFolder(const std::string& url, uint64_t room,
+  StatusOr<RemoteFolder> OpenFolder(const std::string& url,
+                                    std::optional<uint64_t> room,
                                     const std::atomic<bool>& cancel) override;
   StatusOr<std::string> Version(const std::string& url) override;
   Status Put(const std::string& file, const std::string& url) override;
@@ -87,7 +88,8 @@ class Fetcher final : public Stores {
   Fetcher(std::function<StatusOr<Link>(const Cancelled&)> connect, Fd news);
 
   StatusOr<std::shared_ptr<RemoteFile>> FileOf(const std::string& url,
-                                               uint64_t room, Call* call);
+                                               std::optional<uint64_t> room,
+                                               Call* call);
   StatusOr<std::shared_ptr<Call>> Ask(nlohmann::json message,
                                       const std::atomic<bool>& cancel);
   void Notify();

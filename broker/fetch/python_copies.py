@@ -15,8 +15,10 @@ from collections import Counter
 
 KEPT, PASSES = 1, 2  # answered
 BLOCK = 4096
-# The part of the room that is for what passes; and the most, of a job and of all.
-PASSING_SHARE, AHEAD_MAX, PASSING_MAX = 8, 1 << 30, 2 << 30
+# The part of the room that is for what passes, a larger one of a small room; and the most, of
+# a job and of all.
+PASSING_SHARE, PASSING_SHARE_SMALL, PASSING_SMALL = 32, 8, 4 << 20
+AHEAD_MAX, PASSING_MAX = 1 << 30, 2 << 30
 COPIES_MAX = 64  # of one object: of brokers that run beside each other
 LOOK_S = 1  # between searches for copies that are not used
 FULL = (28, 122)  # ENOSPC, EDQUOT
@@ -179,7 +181,7 @@ class Opening:
     __slots__ = ("link", "number", "copy", "passing", "room")
 
     def __init__(self, link, number, copy, room):
-        """room: that the broker gives all copies; 0: not said."""
+        """room: as of Folder.rooms."""
         self.link, self.number, self.copy, self.room = link, number, copy, room
         self.passing = set()  # blocks that pass, which it has been told of
         copy.openings.append(self)
@@ -220,7 +222,9 @@ class Folder:
         self.coming = 0  # of what is requested
         self.looked_s = 0  # when no copy was left to remove
         self.default_room = (self.used + self.free()) // 2
-        self.rooms = Counter()  # of openings: what the copies may take; 0: not said
+        # Of openings: what the copies may take; 0: half of the disk; None: what the
+        # others say.
+        self.rooms = Counter()
         self.quota = None  # bytes; a quota of the disk has no other sign than an error
 
     def free(self):
@@ -229,13 +233,19 @@ class Folder:
 
     @property
     def room(self):
-        wanted = max((room or self.default_room for room in self.rooms),
+        wanted = max((room or self.default_room for room in self.rooms if room is not None),
                      default=self.default_room)
         return min(wanted, self.used + self.free() if self.quota is None else self.quota)
 
     @property
+    def passing_room(self):
+        room = self.room
+        return min(max(room // PASSING_SHARE, min(room // PASSING_SHARE_SMALL, PASSING_SMALL)),
+                   PASSING_MAX)
+
+    @property
     def kept_room(self):
-        return self.room - min(self.room // PASSING_SHARE, PASSING_MAX)
+        return self.room - self.passing_room
 
     def has_space(self, size, urgent):
         """Whether the disk takes so many bytes more. Rows that are next need the rest: those

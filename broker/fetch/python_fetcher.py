@@ -213,7 +213,7 @@ class Fetcher:
                 await store.put(path, message["from"])
                 link.say({"call": call})
                 return
-            room = message.get("room", 0)
+            room = message.get("room")
             if "inode" in message:  # it was open when a former process had it
                 self.stores.find(message.get("open") or message["folder"])[0] \
                     .requests.answered = True
@@ -242,7 +242,7 @@ class Fetcher:
             link.say({"call": call, "copy": opening.number, "bytes": copy.bytes,
                       "version": version, "path": copy.path,
                       "unit": UNIT if "open" in message and self.open_bytes <= kept else BLOCK,
-                      "ahead": min(self.folder.room // PASSING_SHARE, AHEAD_MAX),
+                      "ahead": min(self.folder.passing_room, AHEAD_MAX),
                       "room": self.folder.room, "kept": kept},
                      copy.read_only())
         except Exception as error:
@@ -412,6 +412,7 @@ class Fetcher:
         end = min((piece.end - first) * BLOCK, bytes_of)
         store, path = self.stores.find(url)
         requests.sent += 1
+        requests.coming += end - begin
         begun = time.monotonic()
         try:
             data, size, version = await store.get(path, begin, end, version_of_copy)
@@ -419,6 +420,8 @@ class Fetcher:
             if type(error).__name__ != "PreconditionError" and "status code: 416" not in str(error):
                 raise
             version = None
+        finally:
+            requests.coming -= end - begin
         if version != version_of_copy or size not in (None, bytes_of):
             # Or a cache between has answered, of another time.
             if await store.head(path) != (bytes_of, version_of_copy):

@@ -19,7 +19,8 @@ FAILED_PRECONDITION, UNAVAILABLE, DATA_LOSS = 9, 14, 15
 REQUESTS_FIRST, REQUESTS_MIN, REQUESTS_MAX, HEADS_MAX = 16, 4, 256, 64
 TUNE_S = 0.5
 GAIN = 1.05
-# A request that takes this many times the median is sent once more.
+# A request is sent once more when it takes this many times the median, or the time in which
+# all that was asked for comes at the present rate.
 HEDGE_TIMES, HEDGE_MIN_S, HEDGE_FIRST_S = 4, 0.5, 3
 HEDGED_MAX = 0.05  # of the requests
 # From the first request of a range to its error, retries included.
@@ -410,6 +411,7 @@ class Requests:
         self.heads = asyncio.Semaphore(HEADS_MAX)
         self.bytes = self.sent = self.retries = self.throttled = self.hedged = 0
         self.bytes_tuned = self.begun_s = 0
+        self.coming, self.rate = 0, 0.0  # bytes, of requests under way; bytes a second
         self.durations = deque(maxlen=64)
         self.best, self.before = 0.0, None  # before the limit was raised
         self.hold_s = self.halved_s = 0.0
@@ -426,7 +428,7 @@ class Requests:
 
     def tune(self):
         """Bytes a second, of the last TUNE_S."""
-        rate = (self.bytes - self.bytes_tuned) / TUNE_S
+        self.rate = rate = (self.bytes - self.bytes_tuned) / TUNE_S
         self.bytes_tuned, now = self.bytes, time.monotonic()
         if self.running < self.limit or now < self.hold_s:
             pass
@@ -442,7 +444,9 @@ class Requests:
             return RANGE_TIMEOUT_S  # none is sent
         if len(self.durations) < 16:
             return HEDGE_FIRST_S
-        return max(HEDGE_MIN_S, HEDGE_TIMES * sorted(self.durations)[len(self.durations) // 2])
+        median = sorted(self.durations)[len(self.durations) // 2]
+        # With more requests at once each takes longer, and those of before say less.
+        return max(HEDGE_MIN_S, HEDGE_TIMES * max(median, self.coming / max(self.rate, 1.0)))
 
 
 class Sections:

@@ -89,11 +89,11 @@ std::string IoText(uint32_t align) {
 
 StatusOr<DataFile> DataFile::OpenRemote(const std::string& url,
                                         const FileAccess& access,
-                                        uint64_t copies) {
+                                        std::optional<uint64_t> room) {
   PENSTOCK_ASSIGN_OR_RETURN(Stores* const stores, access.StoresOf(url));
   static const std::atomic<bool> cancel{false};
   PENSTOCK_ASSIGN_OR_RETURN(const std::shared_ptr<RemoteFile> remote,
-                            stores->Open(url, copies, cancel));
+                            stores->Open(url, room, cancel));
   DataFile file(url, fcntl(remote->fd(), F_DUPFD_CLOEXEC, 0));
   if (file.fd_ < 0) return ErrnoError(errno, "fcntl");
   file.stores_ = stores;
@@ -110,8 +110,20 @@ StatusOr<DataFile> DataFile::OpenRemote(const std::string& url,
 }
 
 StatusOr<DataFile> DataFile::Open(const std::string& path,
-                                  const FileAccess& access, uint64_t copies) {
-  if (IsAddress(path)) return OpenRemote(path, access, copies);
+                                  const OpenProgress& progress) {
+  return IsAddress(path) ? OpenRemote(path, *progress.access,
+                                      progress.copies.most.value_or(0))
+                         : OpenLocal(path, *progress.access);
+}
+
+StatusOr<DataFile> DataFile::Open(const std::string& path,
+                                  const FileAccess& access) {
+  return IsAddress(path) ? OpenRemote(path, access, std::nullopt)
+                         : OpenLocal(path, access);
+}
+
+StatusOr<DataFile> DataFile::OpenLocal(const std::string& path,
+                                       const FileAccess& access) {
   // O_NONBLOCK: opening a FIFO would wait for its writer.
   PENSTOCK_ASSIGN_OR_RETURN(Fd fd, access.Open(path, O_NONBLOCK));
   DataFile file(path, fd.Release());

@@ -38,10 +38,12 @@ class DataFile {
  public:
   // Errors as for OpenSource, also if the file is not a regular one, and of
   // Stores.
-  // copies: the most that local copies of remote files may take; 0: as the
-  // disk allows.
   static StatusOr<DataFile> Open(const std::string& path,
-                                 const FileAccess& access, uint64_t copies = 0);
+                                 const OpenProgress& progress);
+  // One that is read and closed: its local copy has whatever room the others
+  // have.
+  static StatusOr<DataFile> Open(const std::string& path,
+                                 const FileAccess& access);
 
   DataFile(DataFile&& other) noexcept
       : path_(std::move(other.path_)),
@@ -123,7 +125,9 @@ class DataFile {
  private:
   static StatusOr<DataFile> OpenRemote(const std::string& url,
                                        const FileAccess& access,
-                                       uint64_t copies);
+                                       std::optional<uint64_t> room);
+  static StatusOr<DataFile> OpenLocal(const std::string& path,
+                                      const FileAccess& access);
   StatusOr<uint64_t> ReadFile(uint64_t offset, std::span<std::byte> into,
                               const OpenProgress* progress) const;
   void Map(uint64_t total_bytes);

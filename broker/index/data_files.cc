@@ -1,11 +1,20 @@
 #include "broker/index/data_files.h"
 
+#include <algorithm>
 #include <optional>
 
 #include "broker/index/fingerprint.h"
 #include "broker/index/in_parallel.h"
 
 namespace penstock {
+namespace {
+
+size_t ThreadsFor(const std::vector<std::string>& paths) {
+  return std::any_of(paths.begin(), paths.end(), IsAddress) ? kNetworkThreads
+                                                            : 0;
+}
+
+}  // namespace
 
 StatusOr<DataFiles> DataFiles::Open(const FilePatterns& patterns,
                                     const OpenProgress& progress,
@@ -15,17 +24,19 @@ StatusOr<DataFiles> DataFiles::Open(const FilePatterns& patterns,
                             patterns.Expand(*progress.access));
   std::vector<std::optional<DataFile>> opened(paths.size());
   std::vector<std::optional<CompressedBytes>> compressed(paths.size());
-  PENSTOCK_RETURN_IF_ERROR(InParallel(paths.size(), [&](size_t i) -> Status {
-    PENSTOCK_RETURN_IF_ERROR(progress.CheckCancelled(paths[i]));
-    PENSTOCK_ASSIGN_OR_RETURN(DataFile file,
-                              DataFile::Open(paths[i], *progress.access,
-                                             progress.copies.most.value_or(0)));
-    if (file.remote() != nullptr) progress.remote.Count(1, file.bytes());
-    opened[i].emplace(std::move(file));
-    PENSTOCK_ASSIGN_OR_RETURN(compressed[i],
-                              FindCompressed(*opened[i], by, progress));
-    return OkStatus();
-  }));
+  PENSTOCK_RETURN_IF_ERROR(InParallel(
+      paths.size(),
+      [&](size_t i) -> Status {
+        PENSTOCK_RETURN_IF_ERROR(progress.CheckCancelled(paths[i]));
+        PENSTOCK_ASSIGN_OR_RETURN(DataFile file,
+                                  DataFile::Open(paths[i], progress));
+        if (file.remote() != nullptr) progress.remote.Count(1, file.bytes());
+        opened[i].emplace(std::move(file));
+        PENSTOCK_ASSIGN_OR_RETURN(compressed[i],
+                                  FindCompressed(*opened[i], by, progress));
+        return OkStatus();
+      },
+      ThreadsFor(paths)));
   std::vector<CompressedBytes> wanted;
   std::vector<DataFile*> of;
   for (size_t i = 0; i < opened.size(); ++i) {
@@ -51,15 +62,26 @@ DataFiles::DataFiles(DataFile file)
   files_.push_back(std::move(file));
 }
 
+size_t DataFiles::threads() const {
+  return std::any_of(
+             files_.begin(), files_.end(),
+             [](const DataFile& file) { return file.remote() != nullptr; })
+             ? kNetworkThreads
+             : 0;
+}
+
 bool DataFiles::Changed() const {
   const StatusOr<std::vector<std::string>> paths = patterns_.Expand(*access_);
   if (!paths.ok() || paths->size() != files_.size()) return true;
   // Each object is asked for over a network.
-  const Status same = InParallel(files_.size(), [&](size_t i) {
-    return files_[i].path() != (*paths)[i] || files_[i].Changed()
-               ? DataLossError("changed")
-               : OkStatus();
-  });
+  const Status same = InParallel(
+      files_.size(),
+      [&](size_t i) {
+        return files_[i].path() != (*paths)[i] || files_[i].Changed()
+                   ? DataLossError("changed")
+                   : OkStatus();
+      },
+      threads());
   return !same.ok();
 }
 

@@ -27,6 +27,9 @@ class DataFiles {
   // A single file, whatever characters its path has.
   explicit DataFiles(DataFile file);
 
+  // For InParallel, of what has to be read of each.
+  size_t threads() const;
+
   // Other files match the patterns now, or one of them was rewritten.
   bool Changed() const;
 

@@ -17,7 +17,8 @@ constexpr unsigned kThreadsMax = 64;
 
 }  // namespace
 
-Status InParallel(size_t count, const std::function<Status(size_t i)>& work) {
+Status InParallel(size_t count, const std::function<Status(size_t i)>& work,
+                  size_t threads_min) {
   // Relaxed, both: claims need only be unique, the join publishes what was
   // done.
   std::atomic<size_t> claimed{0};
@@ -38,8 +39,9 @@ Status InParallel(size_t count, const std::function<Status(size_t i)>& work) {
       status = std::move(done);
     }
   };
-  const size_t wanted =
-      std::clamp(std::thread::hardware_concurrency(), kThreadsMin, kThreadsMax);
+  const size_t wanted = std::max<size_t>(
+      threads_min, std::clamp(std::thread::hardware_concurrency(), kThreadsMin,
+                              kThreadsMax));
   std::vector<std::thread> threads;
   try {
     for (size_t i = 1; i < std::min(wanted, count); ++i) {

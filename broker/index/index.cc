@@ -158,14 +158,18 @@ StatusOr<Index> Index::Open(DataFiles files, const RecordScanner& scanner,
   Index index(std::move(files), scanner);
   index.of_file_.resize(index.files_.size());
   std::vector<uint8_t> kept(index.files_.size());
-  PENSTOCK_RETURN_IF_ERROR(InParallel(kept.size(), [&](size_t i) -> Status {
-    const DataFile& file = index.files_[i];
-    PENSTOCK_RETURN_IF_ERROR(progress->CheckCancelled(file.path()));
-    PENSTOCK_ASSIGN_OR_RETURN(
-        kept[i], ReadKeptIndex(file, scanner, *progress, &index.of_file_[i]));
-    if (kept[i] != 0) progress->CountDone(file.bytes());
-    return OkStatus();
-  }));
+  PENSTOCK_RETURN_IF_ERROR(InParallel(
+      kept.size(),
+      [&](size_t i) -> Status {
+        const DataFile& file = index.files_[i];
+        PENSTOCK_RETURN_IF_ERROR(progress->CheckCancelled(file.path()));
+        PENSTOCK_ASSIGN_OR_RETURN(
+            kept[i],
+            ReadKeptIndex(file, scanner, *progress, &index.of_file_[i]));
+        if (kept[i] != 0) progress->CountDone(file.bytes());
+        return OkStatus();
+      },
+      index.files_.threads()));
   PENSTOCK_RETURN_IF_ERROR(CountScans(index.files_, kept, *progress));
   PENSTOCK_RETURN_IF_ERROR(InParallel(kept.size(), [&](size_t i) -> Status {
     if (kept[i] != 0) return OkStatus();

@@ -134,7 +134,7 @@ StatusOr<bool> ReadKeptIndex(const DataFile& file, const RecordScanner& scanner,
     return true;
   }
   const auto beside =
-      DataFile::Open(file.path() + IndexSuffix(scanner), *progress.access);
+      DataFile::Open(file.path() + IndexSuffix(scanner), progress);
   if (!beside.ok() || !beside->FetchAll(progress).ok()) return false;
   const auto of_such_a_file = [&](const Header& header) {
     // An object's inode is a digest of its ETag.

@@ -88,7 +88,7 @@ class RemoteFile {
     // What all copies may take, and what of it stays when it has been read.
     uint64_t room_bytes = 0;
     uint64_t kept_bytes = 0;
-    uint64_t asked_room_bytes = 0;  // 0: not said
+    std::optional<uint64_t> asked_room_bytes;  // as of Stores::Open
   };
   RemoteFile(Opened opened, Fd fd, Asks asks);
   ~RemoteFile();
@@ -106,7 +106,7 @@ class RemoteFile {
   uint64_t ahead_bytes() const { return ahead_bytes_; }
   uint64_t room_bytes() const { return room_bytes_; }
   // What whoever opened it lets all copies take.
-  uint64_t asked_room_bytes() const { return asked_room_bytes_; }
+  std::optional<uint64_t> asked_room_bytes() const { return asked_room_bytes_; }
   uint64_t kept_bytes() const { return kept_bytes_; }
 
   // The range is there and stays.
@@ -175,7 +175,7 @@ class RemoteFile {
   const uint64_t ahead_bytes_;
   const uint64_t room_bytes_;
   const uint64_t kept_bytes_;
-  const uint64_t asked_room_bytes_;
+  const std::optional<uint64_t> asked_room_bytes_;
   const Fd fd_;
   const std::shared_ptr<const std::atomic<uint64_t>> unit_bytes_;
   const Asks asks_;

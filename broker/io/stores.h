@@ -54,13 +54,14 @@ class Stores {
   // Objects that match a pattern, in byte order. '*' matches no '/'.
   virtual StatusOr<std::vector<std::string>> List(
       const std::string& pattern, const std::atomic<bool>& cancel) = 0;
-  // room: the most that the copies of files may take; 0: not said.
+  // room: the most that the copies of files may take while this one is open; 0:
+  // half of the disk; nullopt: as the other open ones say.
   virtual StatusOr<std::shared_ptr<RemoteFile>> Open(
-      const std::string& url, uint64_t room,
+      const std::string& url, std::optional<uint64_t> room,
       const std::atomic<bool>& cancel) = 0;
   // url: ends in '/'.
   virtual StatusOr<RemoteFolder> OpenFolder(
-      const std::string& url, uint64_t room,
+      const std::string& url, std::optional<uint64_t> room,
       const std::atomic<bool>& cancel) = 0;
   // RemoteFile::version of what is there now; a folder's address ends in '/'.
   virtual StatusOr<std::string> Version(const std::string& url) = 0;

@@ -641,7 +641,11 @@ Status PackDocuments(const DatasetSpec& spec, OpenProgress* progress,
       Packing::Make({pack, spec.shuffle, *std::move(column),
                      std::min(static_cast<uint64_t>(feature.shape[0]),
                               Packing::kDocumentItemsMax)},
-                    std::move(documents), InParallel, budget,
+                    std::move(documents),
+                    [](size_t count, const auto& work) {
+                      return InParallel(count, work);
+                    },
+                    budget,
                     [progress](uint64_t more) { progress->CountDone(more); });
   if (!packing.ok()) {
     // Says why documents were left out.

@@ -393,8 +393,7 @@ const Declaration<NpzSource>& NpzSource::Declared() {
 }
 
 OpenedSource NpzSource::Open(OpenProgress* progress) const {
-  PENSTOCK_ASSIGN_OR_RETURN(DataFile only,
-                            DataFile::Open(file, *progress->access));
+  PENSTOCK_ASSIGN_OR_RETURN(DataFile only, DataFile::Open(file, *progress));
   std::vector<DataFiles> files;
   const DataFile& opened = files.emplace_back(std::move(only))[0];
   PENSTOCK_ASSIGN_OR_RETURN(const std::vector<ZipMember> members,
@@ -427,8 +426,7 @@ OpenedSource NpzSource::Open(OpenProgress* progress) const {
                             CopiesOf(deflated, *progress));
   std::vector<ArrayFeature> arrays(features.size());
   for (size_t i = 0; i < copies.size(); ++i) {
-    PENSTOCK_ASSIGN_OR_RETURN(DataFile copy,
-                              DataFile::Open(file, *progress->access));
+    PENSTOCK_ASSIGN_OR_RETURN(DataFile copy, DataFile::Open(file, *progress));
     copy.ReadCopy(std::move(copies[i]));
     arrays[deflated_of[i]].files = files.size();
     const DataFile& inflated = files.emplace_back(std::move(copy))[0];

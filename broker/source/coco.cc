@@ -880,7 +880,7 @@ const Declaration<CocoSource>& CocoSource::Declared() {
 
 OpenedSource CocoSource::Open(OpenProgress* progress) const {
   PENSTOCK_ASSIGN_OR_RETURN(DataFile file,
-                            DataFile::Open(annotations, *progress->access));
+                            DataFile::Open(annotations, *progress));
   PENSTOCK_ASSIGN_OR_RETURN(ListedFolder folder,
                             ListedFolder::Open(images, progress));
   CocoReader reader(*this, file, folder, progress);

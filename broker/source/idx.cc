@@ -292,8 +292,7 @@ Status Unpack(IdxFile* idx, uint64_t file_bytes, OpenProgress* progress) {
 }
 
 StatusOr<IdxFile> OpenIdxFile(const std::string& path, OpenProgress* progress) {
-  PENSTOCK_ASSIGN_OR_RETURN(DataFile file,
-                            DataFile::Open(path, *progress->access));
+  PENSTOCK_ASSIGN_OR_RETURN(DataFile file, DataFile::Open(path, *progress));
   const uint64_t file_bytes = file.bytes();
   IdxFile idx = {std::move(file), {}, {}};
 

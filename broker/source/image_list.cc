@@ -502,8 +502,7 @@ const Declaration<ImageListSource>& ImageListSource::Declared() {
 }
 
 OpenedSource ImageListSource::Open(OpenProgress* progress) const {
-  PENSTOCK_ASSIGN_OR_RETURN(DataFile list,
-                            DataFile::Open(file, *progress->access));
+  PENSTOCK_ASSIGN_OR_RETURN(DataFile list, DataFile::Open(file, *progress));
   PENSTOCK_ASSIGN_OR_RETURN(
       ListedFolder base,
       ListedFolder::Open(

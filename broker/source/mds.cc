@@ -208,9 +208,8 @@ const Declaration<MdsSource>& MdsSource::Declared() {
 }
 
 OpenedSource MdsSource::Open(OpenProgress* progress) const {
-  PENSTOCK_ASSIGN_OR_RETURN(
-      DataFile index_file,
-      DataFile::Open(path + "/index.json", *progress->access));
+  PENSTOCK_ASSIGN_OR_RETURN(DataFile index_file,
+                            DataFile::Open(path + "/index.json", *progress));
   PENSTOCK_ASSIGN_OR_RETURN(const MdsIndex listed,
                             MdsIndex::Read(index_file, progress));
   const RecordFeatures wanted =

@@ -250,7 +250,7 @@ StatusOr<MegatronCache> MegatronCache::Open(const std::string& folder,
   simdjson::dom::parser parser(kDescriptionBytesMax);
   for (const std::string& path : paths) {
     PENSTOCK_ASSIGN_OR_RETURN(const DataFile file,
-                              DataFile::Open(path, *progress->access));
+                              DataFile::Open(path, *progress));
     if (file.bytes() > kDescriptionBytesMax) {
       return InvalidArgumentError("{}: {} bytes; a description has at most {}",
                                   path, file.bytes(), kDescriptionBytesMax);
@@ -321,8 +321,7 @@ StatusOr<std::string> MegatronCache::Find(
 
 StatusOr<MegatronCache::Array> MegatronCache::OpenArray(
     const std::string& path, OpenProgress* progress) {
-  PENSTOCK_ASSIGN_OR_RETURN(DataFile file,
-                            DataFile::Open(path, *progress->access));
+  PENSTOCK_ASSIGN_OR_RETURN(DataFile file, DataFile::Open(path, *progress));
   PENSTOCK_ASSIGN_OR_RETURN(
       NpyHeader header, ReadNpyHeader(path, file, 0, file.bytes(), progress));
   files_.push_back(std::move(file));

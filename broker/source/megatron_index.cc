@@ -41,7 +41,7 @@ std::string PrefixHint(std::string_view prefix) {
 StatusOr<DataFile> OpenOneOf(const std::string& prefix, std::string_view ending,
                              const OpenProgress& progress) {
   const std::string path = Format("{}{}", prefix, ending);
-  StatusOr<DataFile> file = DataFile::Open(path, *progress.access);
+  StatusOr<DataFile> file = DataFile::Open(path, progress);
   if (file.ok() || file.status().code() != StatusCode::kNotFound) return file;
   return Status(StatusCode::kNotFound,
                 file.status().message() + PrefixHint(prefix));

@@ -272,9 +272,10 @@ OpenedSource ParquetSource::Open(OpenProgress* progress,
   records.options = options;
   // The processes open them by name, and read only what was opened here.
   nlohmann::json given = nlohmann::json::array();
-  PENSTOCK_RETURN_IF_ERROR(InParallel(data->size(), [&](size_t i) {
-    return FetchParquetMetadata((*data)[i], *progress);
-  }));
+  PENSTOCK_RETURN_IF_ERROR(InParallel(
+      data->size(),
+      [&](size_t i) { return FetchParquetMetadata((*data)[i], *progress); },
+      data->threads()));
   bool any_remote = false;
   for (const DataFile& file : *data) {
     PENSTOCK_ASSIGN_OR_RETURN(const DataFile::Identity is, file.identity());

@@ -70,8 +70,7 @@ class RecordFiles::File final : public SideFile {
   static StatusOr<std::shared_ptr<const File>> OpenKept(
       const std::string& path, const Source& source, OpenProgress* progress,
       KeptRecordsHeader* header) {
-    PENSTOCK_ASSIGN_OR_RETURN(DataFile file,
-                              DataFile::Open(path, *progress->access));
+    PENSTOCK_ASSIGN_OR_RETURN(DataFile file, DataFile::Open(path, *progress));
     std::string line(
         std::min<uint64_t>(file.bytes(), KeptRecordsHeader::kLineBytesMax),
         '\0');
@@ -107,8 +106,7 @@ class RecordFiles::File final : public SideFile {
   static StatusOr<std::shared_ptr<const File>> OpenList(
       const std::string& path, const Source& source, const std::string& data,
       OpenProgress* progress) {
-    PENSTOCK_ASSIGN_OR_RETURN(DataFile file,
-                              DataFile::Open(path, *progress->access));
+    PENSTOCK_ASSIGN_OR_RETURN(DataFile file, DataFile::Open(path, *progress));
     if (file.bytes() > kRecordListBytesMax) {
       return InvalidArgumentError(
           "{}: has {} bytes, and a list has at most {}: leave out what is "

@@ -31,8 +31,7 @@ StatusOr<std::string> ReadMapFile(const std::string& path,
                                   const MapFileKind& kind,
                                   MapOpening* opening) {
   OpenProgress* const progress = opening->progress;
-  PENSTOCK_ASSIGN_OR_RETURN(DataFile file,
-                            DataFile::Open(path, *progress->access));
+  PENSTOCK_ASSIGN_OR_RETURN(DataFile file, DataFile::Open(path, *progress));
   if (file.bytes() > kind.bytes_max) {
     return InvalidArgumentError("{}: {} of {} bytes; at most {}", path,
                                 kind.name, file.bytes(), kind.bytes_max);

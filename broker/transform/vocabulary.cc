@@ -167,8 +167,7 @@ StatusOr<std::shared_ptr<const Vocabulary>> Vocabulary::Open(
 StatusOr<std::shared_ptr<const Vocabulary>> Vocabulary::OfFile(
     const std::string& path, bool integers, MapOpening* opening) {
   OpenProgress* const progress = opening->progress;
-  PENSTOCK_ASSIGN_OR_RETURN(DataFile file,
-                            DataFile::Open(path, *progress->access));
+  PENSTOCK_ASSIGN_OR_RETURN(DataFile file, DataFile::Open(path, *progress));
   const FileKey key = {file.device(), file.inode(), file.mtime_ns(),
                        file.bytes(), integers};
   std::shared_ptr<const Vocabulary> vocabulary;

@@ -28,7 +28,8 @@ class OneObject final : public Stores {
   void SetBytes(uint64_t bytes) { bytes_ = bytes; }
 
   StatusOr<std::shared_ptr<RemoteFile>> Open(
-      const std::string& url, uint64_t, const std::atomic<bool>&) override {
+      const std::string& url, std::optional<uint64_t>,
+      const std::atomic<bool>&) override {
     auto file = std::make_shared<RemoteFile>(
         RemoteFile::Opened{
             .url = url,
@@ -46,7 +47,8 @@ class OneObject final : public Stores {
                                           const std::atomic<bool>&) override {
     return NoStoresError(pattern);
   }
-  StatusOr<RemoteFolder> OpenFolder(const std::string& url, uint64_t,
+  StatusOr<RemoteFolder> OpenFolder(const std::string& url,
+                                    std::optional<uint64_t>,
                                     const std::atomic<bool>&) override {
     return NoStoresError(url);
   }

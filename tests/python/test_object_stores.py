@@ -336,6 +336,28 @@ def test_a_cache_of_half_fetches_half_of_a_pass(store, own_broker):
     assert used <= kept * 9 / 8  # and what workers have in hand
 
 
+def test_files_beside_the_data_have_its_room(store, tmp_path, own_broker):
+    tars = {f"{i}.tar": tar_of([(f"{i}{j:03}.bin", os.urandom(65536)) for j in range(50)])
+            for i in range(8)}
+    data = tmp_path / "data"
+    data.mkdir()
+    for name, content in tars.items():
+        (data / name).write_bytes(content)
+    features = {"value": {"member": "bin", "dtype": "uint8", "shape": [65536]}}
+    (data / "spec.yaml").write_text(
+        penstock.Dataset.webdataset(str(data / "*.tar"), features).batch(20).to_json())
+    index_of(data / "spec.yaml", data, PENSTOCK_CACHE_DIR=str(tmp_path / "other"))
+    store.files = {**tars, **{each.name: each.read_bytes() for each in data.glob("*.index")}}
+    bytes_of_all = sum(map(len, store.files.values()))
+    dataset = penstock.Dataset.webdataset(store.url + "/{0..7}.tar", features).shuffle(
+        seed=1).batch(20).repeat(2).cache(files="8M")
+    with penstock.attach(dataset, job="beside", timeout_s=60) as reader:
+        sent = [store.sent for epoch in reader.epochs() for _ in epoch]
+    # A third is kept; units of 512 KiB for each row that is not would be five times the data.
+    assert sent[-1] - sent[len(sent) // 2] < bytes_of_all
+    assert copies_bytes() <= 12 << 20
+
+
 # ---- S3
 
 
