@@ -222,8 +222,8 @@ class Folder:
         self.coming = 0  # of what is requested
         self.looked_s = 0  # when no copy was left to remove
         self.default_room = (self.used + self.free()) // 2
-        # Of openings: what the copies may take; 0: half of the disk; None: what the
-        # others say.
+        # What the copies may take, as each opening says; 0: half of the disk; None: as
+        # the others say.
         self.rooms = Counter()
         self.quota = None  # bytes; a quota of the disk has no other sign than an error
 
