@@ -37,8 +37,8 @@
 
 #include "bench/job_ranks.h"
 #include "bench/side_by_side.h"
-#include "broker/index/crc32c.h"
 #include "broker/source/example.h"
+#include "common/crc32c.h"
 #include "tests/support/broker_process.h"
 
 namespace penstock {

@@ -273,6 +273,12 @@ Declaration<Config> DeclaredConfig() {
       "Users who see the jobs of all users in `penstock status` and "
       "`penstock metrics`, beside root and this service's own user. Everybody "
       "else sees her own. Nobody but root stops jobs of others.");
+  declared.Optional(
+      "links", &Config::links, UserNames(),
+      "Users whose `penstock link use` brings rows that other hosts make for "
+      "the jobs of all users, beside root and this service's own user; that of "
+      "anybody else for her own jobs. They are trusted with what these rows "
+      "are.");
   return declared.Include(&Config::functions, DeclaredFunctions())
       .Optional("state_dir", &Config::state_dir, AnyText("a folder"),
                 "What outlives the daemon: registered datasets, jobs and their "

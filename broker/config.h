@@ -24,6 +24,8 @@ class Declaration;
 
 // The user of penstock-metrics.service; absent where that is not installed.
 inline constexpr char kMetricsUser[] = "penstock-metrics";
+// That of penstock-link.service, likewise.
+inline constexpr char kLinkUser[] = "penstock-link";
 
 struct Config {
   std::string socket;          // "": PENSTOCK_SOCKET, the default
@@ -36,6 +38,7 @@ struct Config {
   std::optional<uint64_t> memory_limit_per_user;
   uint32_t jobs_per_user = 64;
   std::vector<std::string> observers = {kMetricsUser};
+  std::vector<std::string> links = {kLinkUser};
   std::string state_dir;  // "": nothing outlives the broker
   std::string cache_dir;  // for indexes, and rows that are kept on disk
   std::vector<std::string> snapshot_path;  // folders

@@ -246,17 +246,19 @@ StatusOr<T> AsConfigured(const Config& config, StatusOr<T> made) {
   return AsConfigured(config, made.status());
 }
 
-StatusOr<std::vector<uid_t>> ObserversOf(const Config& config) {
-  std::vector<uid_t> observers;
-  for (const std::string& name : config.observers) {
+// Users of installed units may be unknown to this host.
+StatusOr<std::vector<uid_t>> UsersOf(const char* key,
+                                     const std::vector<std::string>& names) {
+  std::vector<uid_t> users;
+  for (const std::string& name : names) {
     const StatusOr<uid_t> uid = UserNumber(name);
     if (uid.ok()) {
-      observers.push_back(*uid);
-    } else if (name != kMetricsUser) {
-      return uid.status().Prepend("observers");
+      users.push_back(*uid);
+    } else if (name != kMetricsUser && name != kLinkUser) {
+      return uid.status().Prepend(key);
     }
   }
-  return observers;
+  return users;
 }
 
 // Checks the folders that the daemon makes if they are not there.
@@ -291,7 +293,11 @@ Status CheckMachine(const Config& config, const WorkerOptions& workers,
       config, CheckSocketPath(SocketPath(config.socket)).Prepend("socket")));
   PENSTOCK_RETURN_IF_ERROR(
       AsConfigured(config, DataPolicy::Open(config.data)).status());
-  PENSTOCK_RETURN_IF_ERROR(AsConfigured(config, ObserversOf(config)).status());
+  for (const auto& [key, names] : {std::pair("observers", &config.observers),
+                                   std::pair("links", &config.links)}) {
+    PENSTOCK_RETURN_IF_ERROR(
+        AsConfigured(config, UsersOf(key, *names)).status());
+  }
   if (functions.python_path.empty()) return OkStatus();
   return AsConfigured(config,
                       PythonProcess::CheckInterpreter(functions.python));
@@ -730,15 +736,19 @@ Status Serve(const Arguments& arguments) {
     PENSTOCK_ASSIGN_OR_RETURN(
         data, AsConfigured(config, DataPolicy::Open(config.data)));
   }
-  PENSTOCK_ASSIGN_OR_RETURN(std::vector<uid_t> observers,
-                            AsConfigured(config, ObserversOf(config)));
+  PENSTOCK_ASSIGN_OR_RETURN(
+      std::vector<uid_t> observers,
+      AsConfigured(config, UsersOf("observers", config.observers)));
+  PENSTOCK_ASSIGN_OR_RETURN(
+      std::vector<uid_t> links,
+      AsConfigured(config, UsersOf("links", config.links)));
   JobTable jobs(loop.get(), workers.get(), &deferred, recovery_journal.get(),
                 LimitsOf(config, std::move(functions), std::move(data),
                          arguments.private_broker));
-  ControlServer server(
-      loop.get(), &jobs, workers.get(), topology.get(), &deferred,
-      recovery_journal.get(),
-      {arguments.private_broker, path, sandbox, std::move(observers)});
+  ControlServer server(loop.get(), &jobs, workers.get(), topology.get(),
+                       &deferred, recovery_journal.get(),
+                       {arguments.private_broker, path, sandbox,
+                        std::move(observers), std::move(links)});
   loop->SetTick(
       WorkerPool::kTickInterval,
       [&] {

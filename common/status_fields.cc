@@ -182,6 +182,7 @@ constexpr AnswerField kJob[] = {
           "with a Python function: processes that call it for this job"),
     Maybe("processes_chosen", kText, "why so many, with what was measured"),
     Maybe("remote", kObject, "what it reads from object stores"),
+    Maybe("remote_rows", kObject, "what other hosts make of its rows"),
     Maybe("bottleneck", kObject, "what limits it; in `status` only"),
     Maybe("ranks", kList, "in `status` only"),
     Maybe("parts", kList,
@@ -214,6 +215,49 @@ constexpr AnswerField kRemote[] = {
     {"wait_s", kSeconds,
      "of read_wait_s, in which an object store had not answered yet", true,
      ">WAITED"},
+};
+
+constexpr AnswerField kRemoteRows[] = {
+    {"steps", kCount, "of `map`, which other hosts run", true, ">STEPS"},
+    {"row_bytes", kBytes, "that such a row has", true, ">ROW"},
+    {"rows_wanted", kCount,
+     "rows that other hosts could make and that none is asked for, because all "
+     "that there are have enough to do",
+     true, ">WANTED"},
+    {"rows_asked", kCount, "rows that were asked for", true, ">ASKED"},
+    {"rows_made", kCount, "of these, those that came in time", true, ">MADE"},
+    {"rows_used", kCount, "of these, those that workers took", true, ">USED"},
+    {"rows_late", kCount, "rows that a worker made before they came", true,
+     ">LATE"},
+    {"rows_lost", kCount, "rows that were asked for and not made", true,
+     ">LOST"},
+    {"rows_unused", kCount, "rows that came and that nobody needed any more",
+     true, ">UNUSED"},
+    {"rows_damaged", kCount, "rows whose checksum was another", true,
+     ">DAMAGED"},
+    {"asks", kCount, "that are not answered", true, ">ASKS"},
+    {"answer_s", kSeconds, "that an answer takes", true, ">ANSWER"},
+    {"rows_ahead", kCount,
+     "how far ahead of the workers rows are asked for, so that they come in "
+     "time",
+     true, ">AHEAD"},
+    {"makers", kList,
+     "`maker`, `rows`, `bytes`, `checked` (rows that were made here too, and "
+     "compared) and `distrusted` of each",
+     true},
+};
+
+constexpr AnswerField kMaker[] = {
+    {"maker", kText, "its address", true, "MAKER"},
+    {"state", kText,
+     "`connected`; `away`; `refuses`: it makes no rows of a job; `distrusted`: "
+     "it made other rows than this host",
+     true, "STATE"},
+    {"connections", kCount, "to it", true, ">CONNECTIONS"},
+    {"rows", kCount, "that it has made", true, ">ROWS"},
+    {"bytes", kBytes, "that these had", true, ">BYTES"},
+    {"bytes_per_s", kBytes, "of the last second", true, ">A SECOND"},
+    {"error", kText, "why it makes none; empty: it does", true, "ERROR"},
 };
 
 constexpr AnswerField kSlots[] = {
@@ -357,6 +401,9 @@ constexpr StatusObject kObjectsOfAnswer[] = {
     {"stores",
      "`stores`: what was fetched from object stores; absent before the first",
      kStores},
+    {"maker",
+     "`makers[]`: hosts that make rows for this one; absent: no link is here",
+     kMaker},
     {"late read", "`late_reads[]`: reads in flight for more than a second",
      kLateRead},
     {"job", "`jobs[]`", kJob},
@@ -364,6 +411,10 @@ constexpr StatusObject kObjectsOfAnswer[] = {
      "`jobs[].remote`: of a job whose rows are in object stores; absent: none "
      "is",
      kRemote},
+    {"remote rows",
+     "`jobs[].remote_rows`: of a job that `penstock link use` serves, or has "
+     "served; absent: none",
+     kRemoteRows},
     {"slots", "`jobs[].slots`", kSlots},
     {"rows failed", "`jobs[].rows_failed`", kRowsFailed},
     {"bottleneck",

@@ -196,6 +196,20 @@ inline constexpr LogMessage kLogMessages[] = {
     {"producer-left", "548fae002d7a4fc6864664ef8a9680d4", LogLevel::kInfo,
      "job '{job}': producer {producer} {state}",
      "A process that makes rows of a stream has finished, or has died."},
+    {"link-joined", "3b6df10c2066419c9506e80967f032c6", LogLevel::kInfo,
+     "a link of user {user} has come: other hosts may make rows",
+     "A process `penstock link use` has connected."},
+    {"link-left", "73d4ca66d35942e4b261bc9509bea3bf", LogLevel::kInfo,
+     "a link of user {user} is gone: rows are made here alone",
+     "`penstock link use` has ended. Training goes on without it."},
+    {"job-not-lent", "b8a03b6e60a849c9abc4c564224c9c2d", LogLevel::kWarning,
+     "job '{job}': other hosts make no rows of it: {error}",
+     "Its memory for their rows could not be had. Training goes on without."},
+    {"maker-distrusted", "5e39118cf67c491f9ea696dab4e747d2", LogLevel::kError,
+     "job '{job}': {maker} makes other rows than this host: sample {record}",
+     "A row that both made differed, and this host's was delivered. That maker "
+     "is asked for nothing more. Compare its files, and the versions of its "
+     "libraries, with this host's."},
     {"stream-full", "c15fd122294e41d38920f45a17c20f63", LogLevel::kWarning,
      "ranks hold batches for long, and producers wait because their rings are "
      "full: {error}",

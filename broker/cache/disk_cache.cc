@@ -17,10 +17,10 @@
 #include <vector>
 
 #include "broker/base/log.h"
-#include "broker/index/crc32c.h"
 #include "broker/index/data_file.h"
 #include "broker/index/fingerprint.h"
 #include "broker/io/file_error.h"
+#include "common/crc32c.h"
 
 namespace penstock {
 

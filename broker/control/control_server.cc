@@ -71,7 +71,12 @@ ControlServer::ControlServer(EventLoop* loop, JobTable* jobs,
       recovery_journal_(recovery_journal),
       options_(std::move(options)),
       producers_(jobs, recovery_journal, deferred, this),
+      links_(jobs, options_.links,
+             [this](uint64_t id, const nlohmann::json& json, int fd) {
+               Tell(id, json, fd);
+             }),
       tracing_(loop, &workers->trace()) {
+  jobs->SetOnHungry([this](const auto& job) { links_.Ask(job); });
   jobs->SetOnProducers([this](const auto& job) { producers_.Notify(job); });
   for (const RecoveryJournal::Dataset& dataset :
        recovery_journal->TakeDatasets()) {
@@ -385,6 +390,7 @@ void ControlServer::End(uint64_t id, bool orderly) {
     if (*fd) loop_->Unwatch(fd->get());
   }
   producers_.Leave(id);
+  links_.Leave(id);
   if (const std::shared_ptr<Job> job = std::move(connection->job)) {
     // Before the wake socket closes: a worker may be about to use it.
     job->Locked(&Delivery::Mute, connection->seat);
@@ -458,6 +464,7 @@ void ControlServer::Tick() {
   jobs_->Sweep();
   // The job that a returning producer waits for may be over.
   producers_.LetIn();
+  links_.Tick();
   // A worker may have evicted a rank that wrote impossible values, or a job may
   // have found a rank from before a restart dead.
   std::set<std::shared_ptr<Job>> jobs;

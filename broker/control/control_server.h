@@ -27,6 +27,7 @@
 #include "broker/base/deferred_destruction.h"
 #include "broker/base/event_loop.h"
 #include "broker/base/user_namespace.h"
+#include "broker/control/links.h"
 #include "broker/control/producers.h"
 #include "broker/control/tracing.h"
 #include "broker/memory/topology.h"
@@ -53,6 +54,7 @@ class ControlServer : private Producers::Connections {
     std::string socket_path;       // for status, as is
     std::string sandbox;           // what of it is in force
     std::vector<uid_t> observers;  // see the jobs of all users
+    std::vector<uid_t> links;      // bring rows for them
   };
 
   // listener is a listening SOCK_SEQPACKET socket.
@@ -143,6 +145,10 @@ class ControlServer : private Producers::Connections {
   Answer StartTrace(const Call& call);
   Answer Measure(const Call& call);
   Answer TakeFailures(const Call& call);
+  Answer Ask(const Call& call);
+  Answer Link(const Call& call);
+  Answer Made(const Call& call);
+  Answer Makers(const Call& call);
 
   // Fails if the end of the process would go unnoticed.
   static Status CheckWatched(const Connection& connection);
@@ -208,6 +214,7 @@ class ControlServer : private Producers::Connections {
   // Seats that sent a wake, by job.
   std::map<std::shared_ptr<Job>, std::vector<uint32_t>> to_advance_;
   Producers producers_;
+  Links links_;
   Tracing tracing_;
   // By user and name: users cannot replace each other's datasets.
   std::map<std::pair<uid_t, std::string>, DatasetSpec> datasets_;

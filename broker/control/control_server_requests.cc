@@ -105,6 +105,10 @@ ControlServer::Handler ControlServer::HandlerOf(std::string_view op) {
       {"trace", &ControlServer::StartTrace},
       {"measure", &ControlServer::Measure},
       {"failures", &ControlServer::TakeFailures},
+      {"ask", &ControlServer::Ask},
+      {"link", &ControlServer::Link},
+      {"made", &ControlServer::Made},
+      {"makers", &ControlServer::Makers},
       {"workers", &ControlServer::SetWorkers},
       {"shutdown", &ControlServer::Shutdown},
   };
@@ -384,6 +388,31 @@ ControlServer::Answer ControlServer::Finish(const Call& call) {
   return producers_.Finish(call.connection->id, call.request);
 }
 
+ControlServer::Answer ControlServer::Ask(const Call& call) {
+  PENSTOCK_ASSIGN_OR_RETURN(const std::shared_ptr<Job> job, OnlyJobOf(call));
+  PENSTOCK_RETURN_IF_ERROR(
+      job->Ask(call.request.at("rows").get<std::vector<uint64_t>>()));
+  return nlohmann::json();
+}
+
+ControlServer::Answer ControlServer::Link(const Call& call) {
+  const auto& [connection, request, fds] = call;
+  if (connection->job != nullptr || producers_.Has(connection->id)) {
+    return FailedPreconditionError(
+        "this connection already belongs to a rank or a producer");
+  }
+  PENSTOCK_RETURN_IF_ERROR(CheckWatched(*connection));
+  return links_.Link(connection->id, connection->uid, request);
+}
+
+ControlServer::Answer ControlServer::Made(const Call& call) {
+  return links_.Made(call.connection->id, call.request);
+}
+
+ControlServer::Answer ControlServer::Makers(const Call& call) {
+  return links_.Makers(call.connection->id, call.request);
+}
+
 ControlServer::Answer ControlServer::Evict(const Call& call) {
   const auto& [connection, request, fds] = call;
   const auto rank = request.at("rank").get<uint32_t>();
@@ -661,6 +690,9 @@ ControlServer::Answer ControlServer::ShowStatus(const Call& call) {
                     {"seconds", read.seconds}});
   }
   answer["late_reads"] = std::move(late);
+  if (nlohmann::json makers = links_.MakersJson(accepts); !makers.empty()) {
+    answer["makers"] = std::move(makers);
+  }
   // The connections know the processes, the jobs do not.
   JobTable::ProcessIds pids;
   for (const auto& [id, connection] : connections_) {

@@ -120,12 +120,21 @@ Job::Job(JobKey key, JobOptions options, std::shared_ptr<const Dataset> dataset,
       windows_(dataset_->packing == nullptr ? nullptr
                                             : Packing::Use(dataset_->packing)),
       segment_(std::move(segment)),
+      workers_(workers),
       part_of_step_(
           PartOfStep(layout_, *dataset_, workers, layout_.prefetch.number())),
       batch_bytes_(dataset_->of_batches() ? layout_.segment.slot_count : 0,
                    dataset_->element_spec()[0].room),
       record_(std::move(record)),
       stream_(StreamOf(options_, layout_, record_.get())),
+      asked_(options_.spec.asked ? std::make_unique<AskedRows>(
+                                       FirstNeeded(layout_.plan.start()),
+                                       dataset_->source->record_count())
+                                 : nullptr),
+      remote_(dataset_->remote_program == nullptr || asked_ != nullptr
+                  ? nullptr
+                  : std::make_unique<RemoteRows>(
+                        dataset_, layout_.plan.start().position)),
       weights_(AllWeights(layout_.weights, options_.weights)),
       rows_plan_(std::make_shared<const Plan>(layout_.plan)),
       delivery_(ShapeOf(options_, layout_, *dataset_->source), layout_.plan,
@@ -133,8 +142,10 @@ Job::Job(JobKey key, JobOptions options, std::shared_ptr<const Dataset> dataset,
       prefetch_(layout_.prefetch),
       part_ns_(kFirstStep + StepNumbers(options_.spec)) {
   if (stream_ != nullptr) delivery_.SetAvailable(stream_->available());
+  if (asked_ != nullptr) delivery_.SetAvailable(asked_->end());
   if (options_.at_end) delivery_.PlaceAtEnd();
-  if (FileAccess::stores() != nullptr && stream_ == nullptr) {
+  if (FileAccess::stores() != nullptr && stream_ == nullptr &&
+      asked_ == nullptr) {
     look_ahead_ = std::make_unique<LookAhead>(
         dataset_, layout_.plan.start().position,
         uint64_t{2} * layout_.slots_per_lane * layout_.plan.global_batch(),
@@ -470,6 +481,21 @@ void Job::StreamChangedLocked() {
   AdvanceLocked();
 }
 
+Status Job::Ask(std::span<const uint64_t> numbers) {
+  if (asked_ == nullptr) {
+    return FailedPreconditionError(
+        "job '{}': its spec has no `asked: true`, so no rows are asked for",
+        key_.name);
+  }
+  MutexLock lock(&mutex_);
+  if (!failure_.ok()) return failure_;
+  asked_->Release(FirstNeeded(delivery_.RowsNeeded()));
+  PENSTOCK_RETURN_IF_ERROR(asked_->Add(numbers));
+  delivery_.SetAvailable(asked_->end());
+  AdvanceLocked();
+  return OkStatus();
+}
+
 // Rows before the position where the job would resume are not needed.
 void Job::ReleaseStreamLocked() {
   const PlanStart needed = delivery_.RowsNeeded();
@@ -567,6 +593,7 @@ void Job::AdvanceLocked() {
   }
   if (stream_ != nullptr) ReleaseStreamLocked();
   if (opened) on_work_(true);
+  if (opened && remote_ != nullptr && remote_->hungry()) on_hungry_();
 }
 
 uint64_t Job::ChunkRowsNow() const {
@@ -587,6 +614,36 @@ uint64_t Job::ChunkRowsNow() const {
       std::min(chunk_ns / row_ns,
                std::max(part_of_step_, kChunkWorthNs / row_ns)),
       1, most);
+}
+
+std::optional<RemoteRows::Ask> Job::NextAsk() {
+  constexpr double kRanksWait = 0.02;  // of the time
+  RemoteRows::Wanted wanted;
+  std::shared_ptr<const Plan> plan;
+  {
+    MutexLock lock(&mutex_);
+    if (!failure_.ok() || delivery_.Closing() || delivery_.Unsettled()) {
+      return std::nullopt;
+    }
+    wanted.ranks_wait = RecentLocked().ranks_wait > kRanksWait;
+    if (follows_ranks()) {
+      wanted.ranks = delivery_.RanksHere();
+    } else {
+      wanted.ranks.resize(this->plan().world_size());
+      std::iota(wanted.ranks.begin(), wanted.ranks.end(), 0);
+    }
+    MutexLock weights_lock(&weights_mutex_);
+    plan = rows_plan_;
+  }
+  return remote_->Next(*plan, wanted);
+}
+
+void Job::TickRemote() {
+  // Relaxed, both: an estimate.
+  remote_->Tick(
+      uint64_t{2} * layout_.slots_per_lane * layout_.plan.global_batch(),
+      {counters_.decoded.load(std::memory_order_relaxed),
+       counters_.decode_ns.load(std::memory_order_relaxed), workers_});
 }
 
 Claim Job::ClaimRows(std::optional<uint32_t> node) {
@@ -614,9 +671,9 @@ Claim Job::ClaimRows(std::optional<uint32_t> node) {
     claim.plan = rows_plan_;
   }
   batch->Claim(claim.end);
-  if (look_ahead_ != nullptr) {
-    look_ahead_->Claimed(FirstPosition(claim) + claim.end - claim.begin);
-  }
+  const uint64_t claimed = FirstPosition(claim) + claim.end - claim.begin;
+  if (look_ahead_ != nullptr) look_ahead_->Claimed(claimed);
+  if (remote_ != nullptr) remote_->Claimed(claimed);
   // No worker is to be woken in vain.
   if (delivery_.Claimable() == nullptr) on_work_(false);
   return claim;

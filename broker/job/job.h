@@ -21,11 +21,13 @@
 
 #include "broker/base/mutex.h"
 #include "broker/delivery/delivery.h"
+#include "broker/job/asked_rows.h"
 #include "broker/job/bottleneck.h"
 #include "broker/job/dataset.h"
 #include "broker/job/job_options.h"
 #include "broker/job/look_ahead.h"
 #include "broker/job/prefetch.h"
+#include "broker/job/remote_rows.h"
 #include "broker/memory/reserved_memory.h"
 #include "broker/plan/plan.h"
 #include "broker/stream/stream.h"
@@ -216,6 +218,16 @@ class Job {
   // anything there.
   Stream* stream() const { return stream_.get(); }
   void StreamChanged();
+  // nullptr: its rows are not asked for (AskedRows).
+  const AskedRows* asked() const { return asked_.get(); }
+  // Errors: of AskedRows::Add; FailedPrecondition: its rows are not asked for.
+  Status Ask(std::span<const uint64_t> numbers);
+  // Rows that other hosts make. nullptr: none may be
+  // (Dataset::remote_program).
+  RemoteRows* remote() const { return remote_.get(); }
+  std::optional<RemoteRows::Ask> NextAsk();
+  // Called with each tick.
+  void TickRemote();
   // Moving banks that were made on another node than that of their rank. One
   // thread at a time does it: first the one that opened the job, later the one
   // that got true from StartMoving, until EndMoving returns true.
@@ -320,6 +332,11 @@ class Job {
   void SetOnFreed(std::function<void()> on_freed) {
     on_freed_ = std::move(on_freed);
   }
+  // Called with the job's lock held when another ask may be made. Set before
+  // the first Attach.
+  void SetOnHungry(std::function<void()> on_hungry) {
+    on_hungry_ = std::move(on_hungry);
+  }
   // Nobody will take the batches being made: workers may skip them.
   bool Cancelled() const {
     // Relaxed: a late view only makes a few rows too many.
@@ -374,6 +391,7 @@ class Job {
   MemoryReservation memory_;
   const std::shared_ptr<const void> windows_;  // its use of the packing
   const std::unique_ptr<Segment> segment_;
+  const uint32_t workers_;       // when it began
   const uint64_t part_of_step_;  // rows
   // By slot, of datasets of batches: what is counted for it. Of its worker.
   std::vector<uint64_t> batch_bytes_;
@@ -381,9 +399,12 @@ class Job {
   std::map<uint32_t, Status> broken_ ABSL_GUARDED_BY(mutex_);
   const std::unique_ptr<JobRecord> record_;
   const std::unique_ptr<Stream> stream_;
+  const std::unique_ptr<AskedRows> asked_;
+  const std::unique_ptr<RemoteRows> remote_;
   std::string warning_;
   std::function<void(bool)> on_work_ = [](bool) {};
   std::function<void()> on_freed_ = [] {};
+  std::function<void()> on_hungry_ = [] {};
 
   // Locked after mutex_.
   mutable Mutex weights_mutex_;

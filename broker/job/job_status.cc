@@ -269,6 +269,11 @@ nlohmann::json Job::StatusJson(bool with_ranks,
     json["remote"] = use->ToJson();
     json["remote"]["wait_s"] = seconds(counters_.fetch_wait_ns);
   }
+  if (remote_ != nullptr) {
+    if (nlohmann::json made = remote_->StatusJson(); !made.is_null()) {
+      json["remote_rows"] = std::move(made);
+    }
+  }
   if (const RowCache* const cache = dataset_->cache.get()) {
     json["cache"] = Format("{}, {}", cache->where(), cache->state());
     json["cache_hits"] = counters_.cache_hits.load(std::memory_order_relaxed);

@@ -178,29 +178,29 @@ nlohmann::json LookAhead::Use::ToJson() const {
   return json;
 }
 
-// The next rows of its ranks, of one step; none are left in it: its end.
-LookAhead::Range LookAhead::NextRows(const Plan& plan) const {
-  const uint64_t step = plan.StepAt(next_ + 1) - 1;
+Positions NextRowsOf(const std::vector<uint32_t>& ranks, const Plan& plan,
+                     uint64_t next, uint64_t most) {
+  const uint64_t step = plan.StepAt(next + 1) - 1;
   const auto rows_of = [&](uint32_t rank) {
     const Plan::RankBatch rows = plan.RankBatchOf(step, rank);
     const uint64_t begin = rows.epoch * plan.rows_per_epoch() + rows.first_row;
-    return Range{begin, begin + rows.rows};
+    return Positions{begin, begin + rows.rows};
   };
   auto rank = std::partition_point(
-      ranks_.begin(), ranks_.end(),
-      [&](uint32_t each) { return rows_of(each).end <= next_; });
-  if (rank == ranks_.end()) {
+      ranks.begin(), ranks.end(),
+      [&](uint32_t each) { return rows_of(each).end <= next; });
+  if (rank == ranks.end()) {
     const uint64_t end = plan.PositionOf(step + 1);
     return {end, end};
   }
-  Range rows = rows_of(*rank);
-  rows.begin = std::max(rows.begin, next_);
-  while (rows.end < rows.begin + kRowsAtOnce && ++rank != ranks_.end()) {
-    const Range more = rows_of(*rank);
+  Positions rows = rows_of(*rank);
+  rows.begin = std::max(rows.begin, next);
+  while (rows.end < rows.begin + most && ++rank != ranks.end()) {
+    const Positions more = rows_of(*rank);
     if (more.begin != rows.end) break;
     rows.end = more.end;
   }
-  rows.end = std::min(rows.end, rows.begin + kRowsAtOnce);
+  rows.end = std::min(rows.end, rows.begin + most);
   return rows;
 }
 
@@ -215,7 +215,7 @@ LookAhead::More LookAhead::Extend(const Plan& plan, uint64_t claimed) {
       rows_.size() >= kRowsMax) {
     return More::kNotNow;
   }
-  const Range rows = NextRows(plan);
+  const Positions rows = NextRowsOf(ranks_, plan, next_, kRowsAtOnce);
   next_ = rows.begin;
   of_plan_.resize(rows.end - rows.begin);
   plan.Rows(epoch, rows.begin - epoch * of_epoch, of_plan_.size(), &shuffles_,

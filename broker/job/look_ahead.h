@@ -25,6 +25,16 @@
 
 namespace penstock {
 
+// Positions of a plan.
+struct Positions {
+  uint64_t begin = 0;
+  uint64_t end = 0;
+};
+// The next rows of these ranks of the plan, in order, from a position on: so
+// many of one step at most; none are left in it: its end.
+Positions NextRowsOf(const std::vector<uint32_t>& ranks, const Plan& plan,
+                     uint64_t next, uint64_t most);
+
 class LookAhead {
  public:
   // Rows that are held, or not remote.
@@ -88,10 +98,6 @@ class LookAhead {
     bool local() const { return parts.empty() && shared.empty(); }
   };
   using Rows = std::map<uint64_t, Row>;  // by position
-  struct Range {
-    uint64_t begin = 0;
-    uint64_t end = 0;
-  };
   enum class More : uint8_t { kYes, kNotNow, kNever };
 
   void Run();
@@ -100,7 +106,6 @@ class LookAhead {
   Rows::iterator Erase(Rows::iterator row);
   void Settle();
   void Note(uint64_t claimed);
-  Range NextRows(const Plan& plan) const;
   More Extend(const Plan& plan, uint64_t claimed);
   void Add(uint64_t record, Row* row);
   void AddShared(uint64_t record, Row* row);

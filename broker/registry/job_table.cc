@@ -704,6 +704,16 @@ std::vector<std::shared_ptr<Job>> JobTable::Find(const JobQuery& query) const {
   return jobs;
 }
 
+std::vector<std::shared_ptr<Job>> JobTable::Running() const {
+  std::vector<std::shared_ptr<Job>> jobs;
+  for (const Entry& entry : entries_) {
+    if (entry.state.stage() == State::kOpen && !entry.options.at_end) {
+      jobs.push_back(entry.state.job());
+    }
+  }
+  return jobs;
+}
+
 bool JobTable::MayOpen(const JobQuery& query) const {
   return std::any_of(entries_.begin(), entries_.end(), [&](const Entry& entry) {
     return entry.state.stage() < State::kOpen && query.Matches(entry.key);

@@ -126,6 +126,8 @@ class JobTable {
                             std::optional<Incarnation> incarnation) const;
   // Running jobs.
   std::vector<std::shared_ptr<Job>> Find(const JobQuery& query) const;
+  // All of them.
+  std::vector<std::shared_ptr<Job>> Running() const;
   // Records evicted ranks: the next broker instance must not wait for them.
   void NoteEvicted(const std::shared_ptr<Job>& job);
   // Evicts a rank of a former broker instance that has not reconnected: it
@@ -171,6 +173,11 @@ class JobTable {
   // told of free room.
   void SetOnProducers(std::function<void(const std::shared_ptr<Job>&)> call) {
     on_producers_ = std::move(call);
+  }
+  // Called on the control thread when other hosts may be asked for rows of a
+  // job.
+  void SetOnHungry(std::function<void(const std::shared_ptr<Job>&)> call) {
+    on_hungry_ = std::move(call);
   }
   void Shutdown();
   // Whether Sweep has anything to check.
@@ -427,6 +434,7 @@ class JobTable {
   const std::chrono::steady_clock::time_point started_ =
       std::chrono::steady_clock::now();
   std::function<void(const std::shared_ptr<Job>&)> on_producers_;
+  std::function<void(const std::shared_ptr<Job>&)> on_hungry_;
   OpenDatasets datasets_;
   std::list<Entry> entries_;
   std::vector<Holder> holders_;

@@ -547,6 +547,16 @@ void JobTable::Opened(Entry* entry, StatusOr<std::shared_ptr<Job>> opened) {
       });
     });
   }
+  if (job->remote() != nullptr) {
+    auto posted = std::make_shared<std::atomic<bool>>(false);
+    job->SetOnHungry([this, posted, weak = std::weak_ptr<Job>(job)] {
+      if (posted->exchange(true)) return;
+      loop_->Post([this, posted, weak] {
+        posted->store(false);
+        if (const std::shared_ptr<Job> same = weak.lock()) on_hungry_(same);
+      });
+    });
+  }
   if (job->stream() != nullptr && entry->forgotten) {
     job->Fail(DataLossError(
         "job '{}': the broker was restarted and has no record of the rows that "

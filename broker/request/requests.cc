@@ -4,6 +4,8 @@
 #include <nlohmann/json.hpp>
 #include <string>
 
+#include "broker/job/asked_rows.h"
+#include "broker/job/remote_rows.h"
 #include "broker/memory/placement.h"
 #include "broker/plan/plan.h"
 #include "broker/workers/worker_pool.h"
@@ -76,6 +78,7 @@ constexpr AnswerField kStatusAnswer[] = {
     {"broker", kObject, "the broker"},
     {"stores", kObject, "what was fetched from object stores", false},
     {"late_reads", kList, "reads in flight for more than a second"},
+    {"makers", kList, "hosts that make rows for this one", false},
     {"jobs", kList, "the jobs, with their ranks, parts and producers"},
 };
 
@@ -363,6 +366,38 @@ constexpr AnswerField kPutAnswer[] = {
 constexpr RequestField kFinish[] = {
     {"error", Text(kReasonBytesMax), "it failed: the job fails for this"}};
 
+// ---- rows that other hosts make
+
+constexpr RequestField kAsk[] = {
+    {"rows",
+     {kNumbers, 0, 2 * AskedRows::kRowsMax},
+     "of each row its record and the pass that keys its random numbers",
+     kAlways},
+};
+constexpr RequestField kLink[] = {
+    {"asks", Number(0, RemoteRows::kAsksMax),
+     "how many it answers at once, of each job that it will be lent", kAlways},
+    {"lent", Number(1, UINT64_MAX), "of this job, which it has been lent"},
+};
+constexpr AnswerField kLinkAnswer[] = {{"version", kText, "of penstockd"}};
+constexpr RequestField kMade[] = {
+    {"lent", Number(1, UINT64_MAX), "number of the job that was lent", kAlways},
+    {"ask", Number(1, UINT64_MAX), "which one is over", kAlways},
+    {"maker", Text(kNameBytesMax), "who made the rows", kAlways},
+    {"rows",
+     {kNumbers, 0, uint64_t{2} * RemoteRows::kAskRowsMax},
+     "place and checksum of each that was made: CRC-32C of its record, its "
+     "pass "
+     "and its bytes",
+     kAlways},
+};
+constexpr RequestField kMakers[] = {
+    {"makers",
+     {kList},
+     "`maker`, `state`, `error`, `rows`, `bytes` and `bytes_per_s` of each",
+     kAlways},
+};
+
 // ----
 
 constexpr DeclaredRequest kRequests[] = {
@@ -457,6 +492,27 @@ constexpr DeclaredRequest kRequests[] = {
      .text = "take the samples that were left out or replaced (`on_error`)",
      .shared = kOfJob,
      .answer = kFailuresAnswer},
+    {.op = "ask",
+     .text = "ask for rows of a job by number (`asked` in its spec): its next "
+             "batches are made of them; answered only if it is refused",
+     .fields = kAsk,
+     .shared = kOfJob},
+    {.op = "link",
+     .text = "bring rows that other hosts make",
+     .fields = kLink,
+     .answer = kLinkAnswer,
+     .events =
+         "`lend` (`lent`, `job`, `spec`, `fingerprint`, `records`, "
+         "`element_spec`, `offsets`, `row_bytes`, `rows`, `places`), with "
+         "the memory that rows are written to; `make` (`lent`, `ask`, "
+         "`rows`: record, pass and place of each); `unlend` (`lent`); "
+         "`distrust` (`maker`)"},
+    {.op = "made",
+     .text = "report that an ask is over; answered only if it is refused",
+     .fields = kMade},
+    {.op = "makers",
+     .text = "tell which hosts make rows, for `status`; not answered",
+     .fields = kMakers},
     {.op = "workers",
      .text = "set the number of workers",
      .fields = kWorkers,

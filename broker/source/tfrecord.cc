@@ -4,13 +4,13 @@
 #include <algorithm>
 
 #include "broker/declare/declaration.h"
-#include "broker/index/crc32c.h"
 #include "broker/index/values.h"
 #include "broker/io/read.h"
 #include "broker/source/example.h"
 #include "broker/source/indexed_source.h"
 #include "broker/source/kinds.h"
 #include "broker/source/text_field.h"
+#include "common/crc32c.h"
 #include "common/quantity.h"
 
 namespace penstock {

@@ -301,6 +301,34 @@ Status CheckCyclic(const YamlValue& root, const DatasetSpec& spec) {
   return OkStatus();
 }
 
+// Rejects what decides which rows there are, or needs others beside them.
+Status CheckAsked(const YamlValue& root, const DatasetSpec& spec) {
+  if (!spec.asked) return OkStatus();
+  const std::tuple<const char*, bool> options[] = {
+      {"source", std::holds_alternative<StreamSource>(spec.source)},
+      {"select", !spec.select.empty()},
+      {"shuffle", spec.shuffle.has_value()},
+      {"shard", spec.shard != ShardPolicy::kAuto},
+      {"cache", spec.cache.has_value()},
+      {"snapshot", spec.snapshot.has_value()},
+      {"map", std::any_of(spec.map.begin(), spec.map.end(), MixesRows)},
+      {"map_by_part", !spec.map_by_part.empty()},
+      {"epochs", spec.epochs != 1},
+      {"steps_per_epoch", spec.steps_per_epoch.has_value()},
+      {"batch", spec.batch.buckets || spec.batch.pack || spec.batch.tokens ||
+                    !spec.batch.by_part.empty() ||
+                    AnySource(spec.source, IsCyclicSource)},
+      {"on_error", spec.on_error == OnError::kSubstitute}};
+  for (const auto& [key, is_refused] : options) {
+    if (!is_refused) continue;
+    return root.Optional(key).Error(
+        "rows are asked for one by one (`asked`): a source that has them, "
+        "`map` without mixup and cutmix, a batch size and `on_error: skip` are "
+        "all that goes with it");
+  }
+  return OkStatus();
+}
+
 Status Finish(const YamlValue& root, DatasetSpec* spec) {
   if (spec->shuffle && !root.Optional("seed").present()) {
     spec->seed = spec->shuffle->seed;
@@ -310,6 +338,7 @@ Status Finish(const YamlValue& root, DatasetSpec* spec) {
   PENSTOCK_RETURN_IF_ERROR(CheckPack(root, *spec));
   PENSTOCK_RETURN_IF_ERROR(CheckCyclic(root, *spec));
   PENSTOCK_RETURN_IF_ERROR(CheckCache(root, *spec));
+  PENSTOCK_RETURN_IF_ERROR(CheckAsked(root, *spec));
   return CheckStream(root, *spec);
 }
 
@@ -451,6 +480,11 @@ const Declaration<DatasetSpec>& DatasetSpec::Declared() {
                     "and data: each batch by rows; file: each rank has whole "
                     "files; off: not at all, every rank gets all of them, as "
                     "in `broadcast`, in batches of its share")
+          .Optional(
+              "asked", &DatasetSpec::asked, LeftOutAt(false, Bool()),
+              "true: its rows are those that its rank asks for by number, "
+              "in that order (the request `ask`), as `penstock link` does "
+              "for another host")
           .Check(Finish);
   return declared;
 }

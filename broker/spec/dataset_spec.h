@@ -51,6 +51,9 @@ struct DatasetSpec : PlanSpec {
   uint32_t hold = 3;
   OnError on_error = OnError::kFail;
   ShardPolicy shard = ShardPolicy::kAuto;
+  // Its rows are those that a process asks for, by their numbers, in that order
+  // (job/asked_rows.h).
+  bool asked = false;
   SpecText written;
 
   // Compiled once: they are of every kind of source and of step, some 70 types,

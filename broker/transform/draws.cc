@@ -68,6 +68,8 @@ bool DrawsAs(const BlurOp& op) {
   return IsRandom(op.sigma) || IsRandom(op.probability);
 }
 
+}  // namespace
+
 bool PutsChannelsFirst(const TransformSpec& step) {
   return std::visit(
       [](const auto& op) {
@@ -79,8 +81,6 @@ bool PutsChannelsFirst(const TransformSpec& step) {
       },
       step);
 }
-
-}  // namespace
 
 bool Draws(const TransformSpec& step) {
   return std::visit(

@@ -14,6 +14,9 @@ namespace penstock {
 // users count as such that do.
 bool Draws(const TransformSpec& step);
 
+// The pictures that it makes have channels first, as few steps take them.
+bool PutsChannelsFirst(const TransformSpec& step);
+
 // The steps at the beginning whose result can be kept, and the rest run later:
 // they draw none, and leave the channels of pictures last, as other steps want
 // them, unless they are all that there are.

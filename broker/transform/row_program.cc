@@ -104,23 +104,23 @@ class CompiledRowProgram : public RowProgram {
              std::span<std::byte* const> out) const override {
     if (head_.empty()) return RunRest(raw, key, scratch, out);
     RawRecord& made = static_cast<WorkerScratch&>(scratch).record;
-    PENSTOCK_RETURN_IF_ERROR(RunHead(raw, scratch, out, &made));
+    PENSTOCK_RETURN_IF_ERROR(RunHead(raw, key, scratch, out, &made));
     return RunRest(made, key, scratch, out);
   }
 
   const RawSpec& head_spec() const override { return head_spec_; }
   size_t head_files() const override { return head_files_; }
 
-  Status RunHead(const RawRecord& raw, Scratch& scratch,
-                 std::span<std::byte* const> out,
+  Status RunHead(const RawRecord& raw, const AugmentationKey& key,
+                 Scratch& scratch, std::span<std::byte* const> out,
                  RawRecord* made) const override {
     auto& worker = static_cast<WorkerScratch&>(scratch);
     const RawRecord* in = &raw;
     if (!head_.empty()) {
       PENSTOCK_RETURN_IF_ERROR(
-          RunFunctions(head_, worker.head_callers, 0, {}, worker, &in));
+          RunFunctions(head_, worker.head_callers, 0, key, worker, &in));
     }
-    return EndHead(*in, worker, out, made);
+    return EndHead(*in, key, worker, out, made);
   }
 
   Status RunRest(const RawRecord& made, const AugmentationKey& key,
@@ -182,15 +182,15 @@ class CompiledRowProgram : public RowProgram {
     }
   }
 
-  Status FinishHead(size_t row, Scratch& scratch,
+  Status FinishHead(size_t row, const AugmentationKey& key, Scratch& scratch,
                     std::span<std::byte* const> out,
                     RawRecord* made) const override {
     auto& worker = static_cast<WorkerScratch&>(scratch);
     const RawRecord* in = nullptr;
     PENSTOCK_RETURN_IF_ERROR(TakeAdded(row, worker, &in));
     PENSTOCK_RETURN_IF_ERROR(
-        RunFunctions(head_, worker.head_callers, 1, {}, worker, &in));
-    return EndHead(*in, worker, out, made);
+        RunFunctions(head_, worker.head_callers, 1, key, worker, &in));
+    return EndHead(*in, key, worker, out, made);
   }
 
   Status Finish(size_t row, const AugmentationKey& key, Scratch& scratch,
@@ -299,8 +299,9 @@ class CompiledRowProgram : public RowProgram {
   }
 
   // in: what the head's last function has made, or a record.
-  Status EndHead(const RawRecord& in, WorkerScratch& worker,
-                 std::span<std::byte* const> out, RawRecord* made) const {
+  Status EndHead(const RawRecord& in, const AugmentationKey& key,
+                 WorkerScratch& worker, std::span<std::byte* const> out,
+                 RawRecord* made) const {
     *made = in;
     if (head_.empty()) return OkStatus();
     const FeaturePaths& paths = *head_.back().paths;
@@ -322,7 +323,7 @@ class CompiledRowProgram : public RowProgram {
       }
       (*made)[i] = {worker.places[i], bytes};
     }
-    return paths.Run(in, {}, *worker.paths, worker.places);
+    return paths.Run(in, key, *worker.paths, worker.places);
   }
 
   bool HeadCopies(size_t feature) const {

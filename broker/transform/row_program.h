@@ -41,8 +41,9 @@ class RowProgram {
   // 'image' is encoded; put decode_image before it"). Loads the functions it
   // names, which may take as long as their import. Reads files as the opening
   // says, by default as the broker.
-  // head: this many steps, of which none draws random numbers (draws.h), can be
-  // run alone, and the rest later (broker/cache/).
+  // head: this many steps can be run alone, and the rest later: those that draw
+  // no random numbers (draws.h), whose result is kept (broker/cache/), or those
+  // that another host runs (job/remote_rows.h).
   static StatusOr<std::unique_ptr<RowProgram>> Compile(
       std::span<const MapStep> steps, const RawSpec& raw,
       const FunctionOptions& functions, MapOpening* opening,
@@ -95,8 +96,8 @@ class RowProgram {
   virtual size_t head_files() const = 0;
   // Points *made at them: in raw, in out where the rest leaves them unchanged,
   // or in scratch. Errors as of Run.
-  virtual Status RunHead(const RawRecord& raw, Scratch& scratch,
-                         std::span<std::byte* const> out,
+  virtual Status RunHead(const RawRecord& raw, const AugmentationKey& key,
+                         Scratch& scratch, std::span<std::byte* const> out,
                          RawRecord* made) const = 0;
   // What Run would have written.
   virtual Status RunRest(const RawRecord& made, const AugmentationKey& key,
@@ -122,8 +123,8 @@ class RowProgram {
   virtual void CallAdded(Scratch& scratch) const = 0;
   // Ends the row that was added as number `row`: does what RunHead would have,
   // or Run and RunRest.
-  virtual Status FinishHead(size_t row, Scratch& scratch,
-                            std::span<std::byte* const> out,
+  virtual Status FinishHead(size_t row, const AugmentationKey& key,
+                            Scratch& scratch, std::span<std::byte* const> out,
                             RawRecord* made) const = 0;
   virtual Status Finish(size_t row, const AugmentationKey& key,
                         Scratch& scratch,

@@ -25,6 +25,13 @@ void ClaimMaker::Make(ClaimedRows& rows, uint64_t index, const ReadBytes& read,
                       bool from_cache) {
   RowMaker& maker = *rows.state->maker;
   const Plan::Row& row = rows.rows[index];
+  if (const RemoteRows::Head* const head = rows.HeadOf(index)) {
+    FinishAdded(rows);
+    Aim(rows, index);
+    const Status made =
+        maker.MakeOfHead(rows.job->remote(), rows.heads, *head, row, out_);
+    return Made(rows, index, made);
+  }
   if (maker.takes_several()) {
     if (maker.IsFull(row)) FinishAdded(rows);
     Aim(rows, index);

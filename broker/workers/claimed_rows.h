@@ -90,9 +90,9 @@ struct ClaimedRows {
   };
   std::vector<Packed> packed;
   SlotRows in_slot;  // of its batch
-  // The indices of the rows of a job with a cache: first those that are read
-  // before they are made, from its files or the cache's. Else empty: rows are
-  // in their order, and all are read or none.
+  // The indices of the rows of a job with a cache, or with heads: first those
+  // that are read before they are made, from its files or the cache's. Else
+  // empty: rows are in their order, and all are read or none.
   std::vector<uint32_t> order;
   uint64_t to_read = 0;  // so many of them are read
   uint64_t started = 0;  // of those
@@ -102,6 +102,7 @@ struct ClaimedRows {
   bool cut_off = false;            // the broker stops before all rows are made
   std::vector<uint64_t> left_out;  // rows of the claim that on_error skips
   std::vector<Stream::Piece> pieces;  // of a stream, instead of reads
+  RemoteRows::Heads heads;            // what other hosts have made
 
   uint64_t IndexOf(uint64_t i) const { return order.empty() ? i : order[i]; }
   bool AllStarted() const {
@@ -115,6 +116,12 @@ struct ClaimedRows {
     return in_slot.Place(RowOf(index), feature);
   }
   int64_t& Id(uint64_t index) const { return in_slot.Id(RowOf(index)); }
+  // nullptr: nothing of the row is made.
+  const RemoteRows::Head* HeadOf(uint64_t index) const {
+    if (heads.of_rows.empty()) return nullptr;
+    const RemoteRows::Head& head = heads.of_rows[index];
+    return head.place == RemoteRows::kNoPlace ? nullptr : &head;
+  }
   // Puts the documents of the sequences of which they are rows in their place,
   // and writes what else is in those.
   void Unpack();

@@ -80,8 +80,18 @@ bool Claims::ClaimMore() {
       rows->job->Fail(pieces.status());
     }
   } else {
+    if (const AskedRows* const asked = rows->job->asked()) {
+      const Status found = asked->Find(first, rows->rows);
+      if (!found.ok()) {
+        rows->job->Fail(found);
+        std::fill(rows->rows.begin(), rows->rows.end(), Plan::Row());
+      }
+    }
+    if (RemoteRows* const remote = rows->job->remote()) {
+      rows->heads = remote->Take(rows->rows);
+    }
     request_.more.clear();
-    rows->job->dataset().source->Locate(first, &request_);
+    rows->job->dataset().source->Locate(rows->rows.front().record, &request_);
     rows->reads = request_.kind != ReadRequest::Kind::kNone;
     Sort(rows.get());
   }
@@ -93,12 +103,15 @@ bool Claims::ClaimMore() {
 void Claims::Sort(ClaimedRows* rows) {
   const uint64_t count = rows->rows.size();
   const RowCache* const cache = rows->job->dataset().cache.get();
-  if (cache == nullptr) {
+  if (cache == nullptr && (rows->heads.of_rows.empty() || !rows->reads)) {
     rows->to_read = rows->reads ? count : 0;
   } else {
     // By now: what is cached meanwhile is found when the row is made.
     const auto is_read = [&](uint32_t i) {
-      return cache->Has(rows->rows[i].record) ? cache->is_read() : rows->reads;
+      if (rows->HeadOf(i) != nullptr) return false;
+      return cache != nullptr && cache->Has(rows->rows[i].record)
+                 ? cache->is_read()
+                 : rows->reads;
     };
     rows->order.resize(count);
     std::iota(rows->order.begin(), rows->order.end(), 0);
@@ -164,6 +177,7 @@ void ClaimedRows::Finish(uint64_t count) {
   Job::Counters& counters = job->counters();
   Count(claim.local ? counters.rows_local : counters.rows_remote,
         claim.end - claim.begin);
+  if (!heads.of_rows.empty()) job->remote()->Free(heads);
   job->FinishRows(claim);
 }
 

@@ -15,7 +15,8 @@ constexpr uint64_t kSubstituteTries = 16;
 // The machine's lack of resources is not the sample's fault.
 bool IsOfSample(const Status& status) {
   return status.code() != StatusCode::kResourceExhausted &&
-         status.code() != StatusCode::kInvalidArgument;
+         status.code() != StatusCode::kInvalidArgument &&
+         status.code() != StatusCode::kCancelled;
 }
 
 }  // namespace
@@ -130,8 +131,8 @@ Status RowMaker::Begin(const Plan::Row& row, const ReadBytes& read,
   if (cache_ != nullptr) ++cache_use_.misses;
   if (!runs_head) return OkStatus();
   const size_t of = dataset_.ProgramOf(row.record);
-  PENSTOCK_RETURN_IF_ERROR(
-      dataset_.programs[of]->RunHead(raw_, *scratch_[of], out, &head_));
+  PENSTOCK_RETURN_IF_ERROR(dataset_.programs[of]->RunHead(
+      raw_, {seed_, row.pass, row.record}, *scratch_[of], out, &head_));
   *by = MadeBy::kHead;
   return OkStatus();
 }
@@ -205,7 +206,7 @@ Status RowMaker::Finish(size_t i, Places out) {
     if (program.SeveralIn(scratch) == RowProgram::Several::kInRest) {
       status = program.Finish(i, key, scratch, wide);
     } else {
-      status = program.FinishHead(i, scratch, wide, &head_);
+      status = program.FinishHead(i, key, scratch, wide, &head_);
       is_kept = status.ok() && cache_ != nullptr;
       if (status.ok()) status = program.RunRest(head_, key, scratch, wide);
     }
@@ -294,6 +295,46 @@ Status RowMaker::MakeOf(const RawRecord& raw, const Plan::Row& row,
   PENSTOCK_RETURN_IF_ERROR(mark.status());
   return dataset_.programs[of]->Run(raw, {seed_, row.pass, row.record},
                                     *scratch_[of], out);
+}
+
+Status RowMaker::MakeOfHead(RemoteRows* remote, const RemoteRows::Heads& heads,
+                            const RemoteRows::Head& head, const Plan::Row& row,
+                            Places out) {
+  const RowProgram& program = *dataset_.remote_program;
+  const bool is_own = &program == dataset_.programs[0].get();
+  if (!is_own && remote_scratch_ == nullptr) {
+    remote_scratch_ = program.MakeScratch(cancelled_, &clock_);
+  }
+  RowProgram::Scratch& scratch = is_own ? *scratch_[0] : *remote_scratch_;
+  if (!remote->Read(heads, head, row, &remote_bytes_, &head_).ok()) {
+    return ReadAndMake(row, out);
+  }
+  Status status;
+  {
+    const SampleQuarantine::Mark mark = MarkOf(row.record);
+    PENSTOCK_RETURN_IF_ERROR(mark.status());
+    status = program.RunRest(head_, {seed_, row.pass, row.record}, scratch,
+                             Wide(out));
+  }
+  if (status.ok()) status = FinishLists(out);
+  if (!status.ok()) {
+    if (!IsOfSample(status)) return status;
+    remote->Differs(head, row.record);
+    return ReadAndMake(row, out);
+  }
+  if (!head.checked) return OkStatus();
+  compared_.resize(out.size());
+  for (size_t i = 0; i < out.size(); ++i) {
+    compared_[i].assign(out[i], out[i] + (*form_)[i].RowBytes());
+  }
+  status = ReadAndMake(row, out);
+  if (!status.ok() && !IsOfSample(status)) return status;
+  bool same = status.ok();
+  for (size_t i = 0; i < out.size() && same; ++i) {
+    same = std::memcmp(compared_[i].data(), out[i], compared_[i].size()) == 0;
+  }
+  same ? remote->Agrees(head) : remote->Differs(head, row.record);
+  return status;
 }
 
 // Outside of the mark: it may wait for a disk, for which no sample is to blame.

@@ -23,6 +23,7 @@
 #include "broker/io/read.h"
 #include "broker/io/reads_in_flight.h"
 #include "broker/job/dataset.h"
+#include "broker/job/remote_rows.h"
 #include "broker/plan/plan.h"
 #include "broker/transform/row_program.h"
 #include "broker/workers/sample_quarantine.h"
@@ -81,6 +82,11 @@ class RowMaker {
 
   // Makes a row of features that are at hand.
   Status MakeOf(const RawRecord& raw, const Plan::Row& row, Places out);
+  // Makes a row of what another host has made of it, or without that if it is
+  // of no use.
+  Status MakeOfHead(RemoteRows* remote, const RemoteRows::Heads& heads,
+                    const RemoteRows::Head& head, const Plan::Row& row,
+                    Places out);
   // Reads the row, waits for it, and makes it.
   Status ReadAndMake(const Plan::Row& row, Places out);
 
@@ -175,6 +181,10 @@ class RowMaker {
   RawRecord head_;                // what the head of `map` has made
   std::vector<Plan::Row> added_;  // rows of one program
   bool takes_several_ = false;    // some program does
+  // What heads need: the rest of `map`, their bytes, rows to compare.
+  std::unique_ptr<RowProgram::Scratch> remote_scratch_;
+  std::vector<std::byte> remote_bytes_;
+  std::vector<std::vector<std::byte>> compared_;  // by feature
   std::vector<std::byte> unpack_scratch_;
   CacheScratch cache_scratch_;
   ReadRequest request_;

@@ -226,6 +226,8 @@ void PrintStatus(const Json& answer) {
   StatusTable reading("job", "reading", of_job);
   StatusTable caches("job", "cache", of_job);
   StatusTable remote("remote", "", of_job);
+  StatusTable remote_rows("remote rows", "", of_job);
+  StatusTable makers("maker", "", {});
   const Json& jobs = ArrayField(answer, "jobs");
   const bool any_replicas =
       std::any_of(jobs.begin(), jobs.end(), [](const Json& job) {
@@ -240,14 +242,18 @@ void PrintStatus(const Json& answer) {
     reading.Add(job, job);
     if (job.contains("cache")) caches.Add(job, job);
     if (job.contains("remote")) remote.Add(job, job["remote"]);
+    if (job.contains("remote_rows")) remote_rows.Add(job, job["remote_rows"]);
     for (const Json& rank : ArrayField(job, "ranks")) ranks.Add(job, rank);
     for (const Json& each : ArrayField(job, "parts")) parts.Add(job, each);
     for (const Json& each : ArrayField(job, "producers")) {
       producers.Add(job, each);
     }
   }
-  for (const StatusTable* table :
-       {&reading, &caches, &remote, &parts, &ranks, &producers}) {
+  for (const Json& maker : ArrayField(answer, "makers")) {
+    makers.Add(maker, maker);
+  }
+  for (const StatusTable* table : {&reading, &caches, &remote, &remote_rows,
+                                   &makers, &parts, &ranks, &producers}) {
     if (!table->empty()) Print(stdout, "\n{}", table->ToString());
   }
   for (const Json& read : ArrayField(answer, "late_reads")) {

@@ -45,6 +45,10 @@ constexpr Metric kMetrics[] = {
     {"penstock_store_hedged_total", "stores", "hedged"},
     {"penstock_store_copies_bytes", "stores", "copies_bytes"},
     {"penstock_store_copies_room_bytes", "stores", "copies_room_bytes"},
+    {"penstock_maker_info", "maker", "state", kInfo},
+    {"penstock_maker_connections", "maker", "connections"},
+    {"penstock_maker_rows_total", "maker", "rows"},
+    {"penstock_maker_bytes_total", "maker", "bytes"},
     {"penstock_late_reads", "late read", "", kCount,
      "reads in flight for more than a second"},
 
@@ -81,6 +85,13 @@ constexpr Metric kMetrics[] = {
     {"penstock_job_remote_wait_seconds_total", "remote", "wait_s"},
     {"penstock_job_rows_ahead", "remote", "rows_ahead"},
     {"penstock_job_ahead_seconds", "remote", "ahead_s"},
+    {"penstock_job_remote_rows_wanted", "remote rows", "rows_wanted"},
+    {"penstock_job_remote_rows_asked_total", "remote rows", "rows_asked"},
+    {"penstock_job_remote_rows_used_total", "remote rows", "rows_used"},
+    {"penstock_job_remote_rows_late_total", "remote rows", "rows_late"},
+    {"penstock_job_remote_rows_lost_total", "remote rows", "rows_lost"},
+    {"penstock_job_remote_rows_damaged_total", "remote rows", "rows_damaged"},
+    {"penstock_job_remote_answer_seconds", "remote rows", "answer_s"},
     {"penstock_job_slots", "slots", "state", kFields, "its slots by state"},
     {"penstock_job_bottleneck_info", "bottleneck", "what", kInfo,
      "what limits it"},
@@ -158,6 +169,9 @@ class Answer {
     for (const Json& node : ArrayField(FieldOf(status, "broker"), "nodes")) {
       Add("node", node, NumberLabel("node", node, "node"));
     }
+    for (const Json& maker : ArrayField(status, "makers")) {
+      Add("maker", maker, Label("maker", TextField(maker, "maker")));
+    }
     for (const Json& read : ArrayField(status, "late_reads")) {
       objects_.push_back({"late read", &read, ""});
     }
@@ -191,6 +205,7 @@ class Answer {
     labels = With(labels, NumberLabel("consumer", job, "consumer"));
     if (!Add("job", job, labels)) return;
     Add("remote", FieldOf(job, "remote"), labels);
+    Add("remote rows", FieldOf(job, "remote_rows"), labels);
     Add("slots", FieldOf(job, "slots"), labels);
     Add("rows failed", FieldOf(job, "rows_failed"), labels);
     Add("bottleneck", FieldOf(job, "bottleneck"), labels);
@@ -288,7 +303,8 @@ std::string HelpOf(const Metric& metric) {
     return Format("penstockd: {}", text);
   }
   const bool own = object == "rank" || object == "part" ||
-                   object == "producer" || object == "node";
+                   object == "producer" || object == "node" ||
+                   object == "maker";
   return Format("{}: {}", own ? object : "job", text);
 }
 

@@ -60,7 +60,8 @@ std::vector<Subcommand> DeclareCommand(CommandLine& line,
       AddTrace(line),      AddState(line),    AddEvict(line),
       AddStop(line),       AddJob(line),      AddWorkers(line),
       AddPeek(line),       AddAnalyze(line),  AddFilter(line),
-      AddConvert(line),    AddRecipe(line),   AddHelp(line),
+      AddConvert(line),    AddRecipe(line),   AddLink(line),
+      AddHelp(line),
   };
 }
 

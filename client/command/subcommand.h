@@ -57,6 +57,7 @@ Subcommand AddState(Command parent);
 Subcommand AddEvict(Command parent);
 Subcommand AddStop(Command parent);
 Subcommand AddJob(Command parent);
+Subcommand AddLink(Command parent);
 Subcommand AddWorkers(Command parent);
 Subcommand AddPeek(Command parent);
 Subcommand AddAnalyze(Command parent);

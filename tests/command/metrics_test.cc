@@ -68,9 +68,11 @@ Json MadeStatus() {
   status["broker"] = Made("broker");
   status["broker"]["nodes"] = Json::array({Made("node")});
   status["stores"] = Made("stores");
+  status["makers"] = Json::array({Made("maker")});
   status["late_reads"] = Json::array({Made("late read")});
   Json job = Made("job");
   job["remote"] = Made("remote");
+  job["remote_rows"] = Made("remote rows");
   job["slots"] = Made("slots");
   job["rows_failed"] = Made("rows failed");
   job["bottleneck"] = Made("bottleneck");
@@ -128,7 +130,7 @@ TEST(MetricsTest, SeriesHaveTheNamesOfTheirJobAndNothingElse) {
   const std::set<std::string> allowed = {
       "job_name", "dataset", "uid",     "consumer", "rank",    "producer",
       "node",     "state",   "kind",    "what",     "version", "read_backend",
-      "delivery", "sandbox", "replica", "part",     "source"};
+      "delivery", "sandbox", "replica", "part",     "source",  "maker"};
   const std::regex label("[{,]([a-z_]+)=\"");
   for (std::sregex_iterator each(text.begin(), text.end(), label), end;
        each != end; ++each) {

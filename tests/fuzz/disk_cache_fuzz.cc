@@ -14,7 +14,7 @@
 #include <vector>
 
 #include "broker/cache/disk_cache.h"
-#include "broker/index/crc32c.h"
+#include "common/crc32c.h"
 #include "tests/fuzz/require.h"
 
 namespace penstock {

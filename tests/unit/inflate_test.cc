@@ -12,8 +12,8 @@
 #include <string>
 #include <vector>
 
-#include "broker/index/crc32c.h"
 #include "broker/index/values.h"
+#include "common/crc32c.h"
 #include "tests/unit/compressed.h"
 
 namespace penstock::inflate_test {

@@ -720,6 +720,65 @@ std::vector<std::vector<TransformSpec>> MapsOfTwoParts() {
   };
 }
 
+// What another host runs may draw random numbers; the rest only changes values.
+TEST_F(RowProgramTest, StepsOfAnotherHostAndTheRestMakeWhatTheWholeMapMakes) {
+  const Bytes picture = EncodeJpeg({.height = 29, .width = 33});
+  const Bytes label = BytesOf<int64_t>({3});
+  const RawSpec raw = {{{"image", DType::kUint8, {}}, true},
+                       {{"label", DType::kInt64, {}}, false}};
+  const NormalizeOp normalize = {.mean = {0.485, 0.456, 0.406},
+                                 .std = {0.229, 0.224, 0.225},
+                                 .layout = Layout::kChw};
+  const DecodeImageOp decode = {.crop = RandomResizedCrop{}, .size = {8, 8}};
+  const std::vector<std::vector<TransformSpec>> maps = {
+      {decode, FlipOp{}, normalize},
+      {decode, FlipOp{}, normalize, RandomErasingOp{}},
+      {decode, ColorJitterOp{.brightness = {0.5, 1.5}}, normalize}};
+  OpenProgress progress;
+  for (const std::vector<TransformSpec>& map : maps) {
+    Compile(map, raw);
+    for (const size_t head : {size_t{2}, map.size()}) {
+      MapOpening opening = {&progress};
+      const auto parts =
+          RowProgram::Compile(StepsOf(map), raw, {}, &opening, head);
+      ASSERT_TRUE(parts.ok()) << parts.status().message();
+      // As the other host compiles them.
+      const auto there = RowProgram::Compile(
+          {map.begin(), map.begin() + static_cast<ptrdiff_t>(head)}, raw);
+      ASSERT_TRUE(there.ok()) << there.status().message();
+      const auto scratch = (*parts)->MakeScratch({});
+      const auto scratch_there = (*there)->MakeScratch({});
+      for (uint64_t i = 0; i < 8; ++i) {
+        const AugmentationKey key = {1, i / 4, i};
+        const StatusOr<std::vector<Bytes>> whole =
+            RunAll({picture, label}, key);
+        ASSERT_TRUE(whole.ok()) << whole.status().message();
+        std::vector<Bytes> sent;
+        std::vector<std::byte*> places;
+        for (const Feature& feature : (*there)->element_spec()) {
+          sent.emplace_back(feature.RowBytes());
+        }
+        for (Bytes& each : sent) places.push_back(each.data());
+        ASSERT_TRUE(
+            (*there)->Run({picture, label}, key, *scratch_there, places).ok());
+        std::vector<Bytes> row;
+        std::vector<std::byte*> out;
+        for (const Bytes& each : *whole) row.emplace_back(each.size());
+        for (Bytes& each : row) out.push_back(each.data());
+        RawRecord made;
+        for (const Bytes& each : sent) made.emplace_back(each);
+        ASSERT_TRUE((*parts)->RunRest(made, key, *scratch, out).ok());
+        EXPECT_EQ(row, *whole) << "head " << head;
+        // Here, in two parts, too.
+        for (Bytes& each : row)
+          std::fill(each.begin(), each.end(), std::byte{});
+        ASSERT_TRUE((*parts)->Run({picture, label}, key, *scratch, out).ok());
+        EXPECT_EQ(row, *whole) << "head " << head;
+      }
+    }
+  }
+}
+
 TEST_F(RowProgramTest, TheHeadAndTheRestMakeWhatTheWholeMapMakes) {
   const Bytes picture = EncodeJpeg({.height = 29, .width = 33});
   const Bytes label = BytesOf<int64_t>({-7});
@@ -746,7 +805,7 @@ TEST_F(RowProgramTest, TheHeadAndTheRestMakeWhatTheWholeMapMakes) {
         for (Bytes& each : row) out.push_back(each.data());
         const RawRecord record = {picture, label};
         RawRecord made;
-        ASSERT_TRUE((*parts)->RunHead(record, *scratch, out, &made).ok());
+        ASSERT_TRUE((*parts)->RunHead(record, {}, *scratch, out, &made).ok());
         // As a cache keeps it.
         std::vector<Bytes> kept;
         for (const auto& each : made)

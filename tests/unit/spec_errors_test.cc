@@ -1206,6 +1206,12 @@ constexpr SpecCase kSpecCases[] = {
     {"source: {stream: {features: {x: {dtype: uint8, shape: "
      "[]}}}}\nbatch: {size: 1}\ncache: {memory: 1M}",
      "cache", "rows of a stream come once: leave it out"},
+    {"source: {range: 9}\nbatch: {size: 1}\nshuffle: {seed: 1}\nasked: true",
+     "shuffle", "rows are asked for one by one"},
+    {"source: {range: 9}\nbatch: {size: 1}\nselect: [take: 2]\nasked: true",
+     "select", "rows are asked for one by one"},
+    {"source: {range: 9}\nbatch: {size: 1}\nepochs: 2\nasked: true", "epochs",
+     "rows are asked for one by one"},
     {"source: {python: {dataset: 'm:f'}}\nbatch: {size: 1}\ncache: {memory: "
      "1M}",
      "cache", "may draw random numbers for each record: leave it out"},

@@ -12,10 +12,10 @@
 #include <fstream>
 
 #include "broker/declare/declaration.h"
-#include "broker/index/crc32c.h"
 #include "broker/io/read.h"
 #include "broker/source/example.h"
 #include "broker/source/kinds.h"
+#include "common/crc32c.h"
 
 namespace penstock::tfrecord_test {
 

@@ -1,8 +1,7 @@
-#include "broker/index/crc32c.h"
+#include "common/crc32c.h"
 
 #include <array>
-
-#include "broker/index/values.h"
+#include <cstring>
 
 #if defined(__aarch64__)
 #include <arm_acle.h>
@@ -13,6 +12,13 @@
 
 namespace penstock {
 namespace {
+
+template <typename T>
+T ValueAt(const std::byte* bytes) {
+  T value;
+  std::memcpy(&value, bytes, sizeof(value));
+  return value;
+}
 
 constexpr uint32_t kPolynomial = 0x82f63b78;  // reflected
 
@@ -34,8 +40,8 @@ bool HasInstruction() { return __builtin_cpu_supports("sse4.2"); }
 
 // 8 bytes in 3 cycles: faster than storage.
 __attribute__((target("sse4.2"))) uint32_t ByInstruction(
-    std::span<const std::byte> bytes) {
-  uint64_t crc = UINT32_MAX;
+    std::span<const std::byte> bytes, uint32_t before) {
+  uint64_t crc = ~before;
   for (; bytes.size() >= 8; bytes = bytes.subspan(8)) {
     crc = _mm_crc32_u64(crc, ValueAt<uint64_t>(bytes.data()));
   }
@@ -52,8 +58,8 @@ bool HasInstruction() {
 }
 
 __attribute__((target("+crc"))) uint32_t ByInstruction(
-    std::span<const std::byte> bytes) {
-  uint32_t crc = UINT32_MAX;
+    std::span<const std::byte> bytes, uint32_t before) {
+  uint32_t crc = ~before;
   for (; bytes.size() >= 8; bytes = bytes.subspan(8)) {
     crc = __crc32cd(crc, ValueAt<uint64_t>(bytes.data()));
   }
@@ -64,24 +70,25 @@ __attribute__((target("+crc"))) uint32_t ByInstruction(
 }
 #else
 bool HasInstruction() { return false; }
-uint32_t ByInstruction(std::span<const std::byte> bytes) {
-  return Crc32cByTable(bytes);
+uint32_t ByInstruction(std::span<const std::byte> bytes, uint32_t before) {
+  return Crc32cByTable(bytes, before);
 }
 #endif
 
 }  // namespace
 
-uint32_t Crc32cByTable(std::span<const std::byte> bytes) {
-  uint32_t crc = UINT32_MAX;
+uint32_t Crc32cByTable(std::span<const std::byte> bytes, uint32_t before) {
+  uint32_t crc = ~before;
   for (const std::byte byte : bytes) {
     crc = kTable[(crc ^ std::to_integer<uint32_t>(byte)) & 0xff] ^ (crc >> 8);
   }
   return ~crc;
 }
 
-uint32_t Crc32c(std::span<const std::byte> bytes) {
+uint32_t Crc32c(std::span<const std::byte> bytes, uint32_t before) {
   static const bool has_instruction = HasInstruction();
-  return has_instruction ? ByInstruction(bytes) : Crc32cByTable(bytes);
+  return has_instruction ? ByInstruction(bytes, before)
+                         : Crc32cByTable(bytes, before);
 }
 
 }  // namespace penstock

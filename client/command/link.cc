@@ -1,0 +1,118 @@
+// penstock link: rows that other hosts make.
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "client/command/job_options.h"
+#include "client/command/subcommand.h"
+#include "client/link/serve.h"
+#include "client/link/use.h"
+#include "client/link/wire.h"
+#include "common/command_line.h"
+
+namespace penstock {
+namespace {
+
+struct LinkOptions {
+  std::string socket;
+  std::string listen = ServeOptions().listen;
+  std::vector<std::string> maps;
+  std::string remote;
+  uint32_t connections = UseOptions().connections;
+  LinkSecurity security;
+};
+
+StatusOr<int> Serve(const LinkOptions& options) {
+  ServeOptions serve;
+  serve.socket = options.socket;
+  serve.listen = options.listen;
+  serve.security = options.security;
+  for (const std::string& text : options.maps) {
+    PENSTOCK_ASSIGN_OR_RETURN(auto paths, ParsePathMap(text));
+    serve.paths.push_back(std::move(paths));
+  }
+  PENSTOCK_RETURN_IF_ERROR(ServeLinks(serve));
+  return 0;
+}
+
+StatusOr<int> Use(const LinkOptions& options) {
+  UseOptions use;
+  use.socket = options.socket;
+  use.connections = options.connections;
+  use.security = options.security;
+  PENSTOCK_ASSIGN_OR_RETURN(use.remotes, Remotes::Parse(options.remote));
+  PENSTOCK_RETURN_IF_ERROR(UseLinks(use));
+  return 0;
+}
+
+void AddSecurity(Command command, LinkSecurity* security) {
+  command
+      .AddOption("--cert", &security->certificate,
+                 "The certificate that this side shows, PEM")
+      .Type("FILE");
+  command.AddOption("--key", &security->key, "Its private key").Type("FILE");
+  command
+      .AddOption("--ca", &security->authority,
+                 "Whoever has a certificate signed by this is trusted")
+      .Type("FILE");
+  command
+      .AddOption("--token-file", &security->token_file,
+                 "A secret that both sides know; without --cert it is sent in "
+                 "the clear")
+      .Type("FILE");
+}
+
+}  // namespace
+
+Subcommand AddLink(Command parent) {
+  Command link =
+      parent.AddCommand("link", "Let other hosts make rows for this one");
+  const auto options = std::make_shared<LinkOptions>();
+  link.RequireCommand();
+  Command serve = link.AddCommand(
+      "serve", "On a host with processors: make rows that others ask for");
+  AddSocketOption(serve, &options->socket);
+  serve.AddOption("--listen", &options->listen, "The address to listen on")
+      .Type("HOST:PORT")
+      .ShowDefault();
+  serve
+      .AddOption("--map", &options->maps,
+                 "A folder of the other hosts, and what it is called here")
+      .Type("/THERE=/HERE")
+      .OneValueEachTime();
+  AddSecurity(serve, &options->security);
+  Command use =
+      link.AddCommand("use", "On a training host: bring rows that others make");
+  AddSocketOption(use, &options->socket);
+  use.AddOption(
+         "--remote", &options->remote,
+         "The hosts that make them: HOST:PORT,..., dns:NAME or file:PATH")
+      .Type("WHERE")
+      .Required();
+  use.AddOption("--connections", &options->connections,
+                "Connections to each of them")
+      .Type("N")
+      .InRange(uint32_t{1}, uint32_t{64})
+      .ShowDefault();
+  AddSecurity(use, &options->security);
+  link.SetFooter(R"(
+A training host whose processors are too few for its GPUs asks hosts
+without GPUs for rows. Its own workers come first: only what they would
+not have made in time is asked for, and what does not come they make.
+Batches, their order and their bytes are the same as without.
+
+Each side runs beside a broker of its host, which has no network: this
+program has. Both have the same files, at the same paths or with --map.
+Beyond one host, use --cert, --key and --ca on both sides: each then
+knows the other by a certificate.
+
+Examples:
+  penstock link serve --listen 0.0.0.0:10148 --cert c.pem --key k.pem --ca ca.pem
+  penstock link use --remote cpu1:10148,cpu2:10148 --cert c.pem --key k.pem --ca ca.pem
+  penstock link use --remote dns:makers.training.svc --token-file token)");
+  return {link, [options, serve] {
+            return serve.parsed() ? Serve(*options) : Use(*options);
+          }};
+}
+
+}  // namespace penstock

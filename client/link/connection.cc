@@ -1,0 +1,185 @@
+#include "client/link/connection.h"
+
+#include <fcntl.h>
+#include <netdb.h>
+#include <openssl/crypto.h>
+#include <openssl/ssl.h>
+#include <openssl/x509_vfy.h>
+#include <unistd.h>
+
+#include <cstring>
+#include <stdexcept>
+#include <thread>
+#include <utility>
+
+#include "common/format.h"
+#include "common/text_file.h"
+
+namespace penstock {
+namespace {
+
+constexpr size_t kTokenBytesMax = 4096;
+constexpr size_t kTokenBytesMin = 16;
+
+}  // namespace
+
+asio::awaitable<void> OnThread(asio::io_context& context,
+                               std::function<void()> work) {
+  int ends[2];
+  if (pipe2(ends, O_CLOEXEC) != 0) {
+    throw std::runtime_error("no more pipes can be made");
+  }
+  asio::posix::stream_descriptor over(context, ends[0]);
+  std::thread([work = std::move(work), end = ends[1]] {
+    work();
+    close(end);
+  }).detach();
+  co_await over.async_wait(asio::posix::stream_descriptor::wait_read,
+                           asio::use_awaitable);
+}
+
+struct ResolvedName {
+  int error = 0;  // of getaddrinfo
+  std::vector<Tcp::endpoint> endpoints;
+};
+
+// Asio's own resolver wants threads of its own (BOOST_ASIO_DISABLE_THREADS).
+asio::awaitable<std::vector<Tcp::endpoint>> Resolve(asio::io_context& context,
+                                                    std::string host,
+                                                    std::string port) {
+  const auto answer = std::make_shared<ResolvedName>();
+  std::function<void()> ask = [answer, host, port] {
+    addrinfo hints = {};
+    hints.ai_socktype = SOCK_STREAM;
+    hints.ai_flags = AI_NUMERICSERV;
+    addrinfo* found = nullptr;
+    answer->error = getaddrinfo(host.c_str(), port.c_str(), &hints, &found);
+    if (answer->error != 0) return;
+    for (const addrinfo* each = found; each != nullptr; each = each->ai_next) {
+      Tcp::endpoint endpoint;
+      if (each->ai_addrlen > endpoint.capacity()) continue;
+      std::memcpy(endpoint.data(), each->ai_addr, each->ai_addrlen);
+      endpoint.resize(each->ai_addrlen);
+      answer->endpoints.push_back(endpoint);
+    }
+    freeaddrinfo(found);
+  };
+  co_await OnThread(context, std::move(ask));
+  if (answer->error != 0) {
+    throw std::runtime_error(
+        Format("{}: {}", host, gai_strerror(answer->error)));
+  }
+  co_return std::move(answer->endpoints);
+}
+
+StatusOr<LinkIdentity> LinkIdentity::Read(const LinkSecurity& security,
+                                          bool is_server) {
+  LinkIdentity identity;
+  if (!security.token_file.empty()) {
+    PENSTOCK_ASSIGN_OR_RETURN(
+        identity.token,
+        ReadTextFile("token file", security.token_file, kTokenBytesMax));
+    while (identity.token.ends_with('\n')) identity.token.pop_back();
+    if (identity.token.size() < kTokenBytesMin) {
+      return InvalidArgumentError("{}: a token has {} characters or more",
+                                  security.token_file, kTokenBytesMin);
+    }
+  }
+  if (security.certificate.empty() != security.key.empty() ||
+      security.key.empty() != security.authority.empty()) {
+    return InvalidArgumentError(
+        "--cert, --key and --ca belong together: both sides show a certificate "
+        "that --ca has signed");
+  }
+  if (!security.tls()) return identity;
+  identity.tls = std::make_unique<asio::ssl::context>(asio::ssl::context::tls);
+  asio::ssl::context& tls = *identity.tls;
+  const std::string* file = &security.certificate;
+  try {
+    tls.use_certificate_chain_file(security.certificate);
+    file = &security.key;
+    tls.use_private_key_file(security.key, asio::ssl::context::pem);
+    file = &security.authority;
+    tls.load_verify_file(security.authority);
+    tls.set_verify_mode(asio::ssl::verify_peer |
+                        asio::ssl::verify_fail_if_no_peer_cert);
+  } catch (const boost::system::system_error& error) {
+    return InvalidArgumentError("{}: {}", *file, error.code().message());
+  }
+  SSL_CTX_set_min_proto_version(tls.native_handle(), TLS1_3_VERSION);
+  if (is_server) {
+    SSL_CTX_set_session_cache_mode(tls.native_handle(), SSL_SESS_CACHE_OFF);
+  }
+  return identity;
+}
+
+bool LinkIdentity::Accepts(std::string_view shown) const {
+  return token.empty() ||
+         (shown.size() == token.size() &&
+          CRYPTO_memcmp(shown.data(), token.data(), token.size()) == 0);
+}
+
+LinkConnection::LinkConnection(asio::io_context& context,
+                               const LinkIdentity& identity)
+    : LinkConnection(Tcp::socket(context), identity) {}
+
+LinkConnection::LinkConnection(Tcp::socket socket,
+                               const LinkIdentity& identity) {
+  if (identity.tls != nullptr) {
+    tls_ = std::make_unique<beast::ssl_stream<beast::tcp_stream>>(
+        std::move(socket), *identity.tls);
+  } else {
+    plain_ = std::make_unique<beast::tcp_stream>(std::move(socket));
+  }
+}
+
+void LinkConnection::SetTime(Seconds seconds) {
+  stream().expires_after(
+      std::chrono::duration_cast<asio::steady_timer::duration>(seconds));
+}
+
+asio::awaitable<void> LinkConnection::Handshake(
+    asio::ssl::stream_base::handshake_type side) {
+  ErrorCode error;
+  co_await tls_->async_handshake(
+      side, asio::redirect_error(asio::use_awaitable, error));
+  if (!error) co_return;
+  const long verified = SSL_get_verify_result(tls_->native_handle());
+  if (verified != X509_V_OK) {
+    throw boost::system::system_error(error,
+                                      X509_verify_cert_error_string(verified));
+  }
+  throw boost::system::system_error(error);
+}
+
+asio::awaitable<void> LinkConnection::Connect(
+    const std::vector<Tcp::endpoint>& addresses, const std::string& host,
+    Seconds within) {
+  SetTime(within);
+  co_await stream().async_connect(addresses, asio::use_awaitable);
+  stream().socket().set_option(Tcp::no_delay(true));
+  stream().socket().set_option(asio::socket_base::keep_alive(true));
+  if (tls_ == nullptr) co_return;
+  SSL_set_tlsext_host_name(tls_->native_handle(), host.c_str());
+  tls_->set_verify_callback(asio::ssl::host_name_verification(host));
+  co_await Handshake(asio::ssl::stream_base::client);
+}
+
+asio::awaitable<void> LinkConnection::Accept(Seconds within) {
+  SetTime(within);
+  stream().socket().set_option(Tcp::no_delay(true));
+  stream().socket().set_option(asio::socket_base::keep_alive(true));
+  if (tls_ != nullptr) co_await Handshake(asio::ssl::stream_base::server);
+}
+
+void LinkConnection::Close() { stream().close(); }
+
+std::string LinkConnection::peer() const {
+  ErrorCode error;
+  const beast::tcp_stream& lowest =
+      tls_ != nullptr ? beast::get_lowest_layer(*tls_) : *plain_;
+  const Tcp::endpoint end = lowest.socket().remote_endpoint(error);
+  return error ? "?" : end.address().to_string();
+}
+
+}  // namespace penstock
