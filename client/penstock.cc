@@ -18,7 +18,9 @@
 
 struct penstock_reader {
   std::unique_ptr<penstock::RankReader> reader;
-  std::string state;  // the last result of penstock_state
+  // The last results of penstock_state and penstock_fingerprint.
+  std::string state;
+  std::string fingerprint;
 };
 
 struct penstock_broker {
@@ -270,6 +272,31 @@ int penstock_state(penstock_reader* reader, const char** state) {
     *state = reader->state.c_str();
     return OkStatus();
   });
+}
+
+int penstock_fingerprint(penstock_reader* reader, const char* part,
+                         const char** text) {
+  return Guard(AllGiven(reader, text), [&] {
+    *text = nullptr;
+    PENSTOCK_ASSIGN_OR_RETURN(reader->fingerprint,
+                              reader->reader->Fingerprint(OrEmpty(part)));
+    *text = reader->fingerprint.c_str();
+    return OkStatus();
+  });
+}
+
+int penstock_several_hosts(const penstock_reader* reader) {
+  return reader->reader->several_hosts() ? 1 : 0;
+}
+
+int penstock_replaces(const penstock_reader* reader) {
+  return reader->reader->replaces() ? 1 : 0;
+}
+
+int penstock_first_free_row(penstock_reader* reader, int64_t* epoch,
+                            int64_t* row) {
+  return Guard(AllGiven(reader, epoch, row),
+               [&] { return reader->reader->FirstFreeRow(epoch, row); });
 }
 
 int penstock_reset(penstock_reader* reader, int32_t rank, int32_t world_size,

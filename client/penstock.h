@@ -274,6 +274,18 @@ PENSTOCK_API void penstock_release(penstock_batch* batch);
  * holds are not done; UNAVAILABLE while it is gone. */
 PENSTOCK_API int penstock_state(penstock_reader* reader, const char** state);
 
+/* What all hosts of a job must have alike, so that each one's broker makes its
+ * shares of the same batches: versions, world size, delivery, spec, data, and
+ * where the job begins. JSON of about 1 KiB, [[name, value], ...], equal on all
+ * ranks whose hosts agree; "#" and a digest stand for a long value. Ranks
+ * compare it by what they have (MPI_Allreduce, a store); Python does so by
+ * itself when it attaches. part: NULL, or the name of a part that differs, for
+ * what it consists of: common/requests/fingerprint.md has the answer to `fingerprint`.
+ * *text: valid until this reader's next call. INVALID_ARGUMENT: no such part,
+ * or the broker is of an older version. */
+PENSTOCK_API int penstock_fingerprint(penstock_reader* reader, const char* part,
+                                      const char** text);
+
 /* Leaves this incarnation of the job and joins the one that begins at state, as
  * rank `rank` of world_size: an elastic trainer calls it on every rank when the
  * ranks have changed. The first call fences the old incarnation: ranks still in
@@ -294,10 +306,19 @@ PENSTOCK_API int penstock_stop_job(penstock_reader* reader, int32_t now);
  * change is a part of every state from then on, and the last of its `weights`
  * says the epoch and the row. Errors: INVALID_ARGUMENT (no mix, wrong weights),
  * FAILED_PRECONDITION (the row is made already; a job of several hosts needs an
- * epoch and a row, the same on each), UNAVAILABLE. */
+ * epoch and a row, the same on each: see penstock_first_free_row), UNAVAILABLE.
+ */
 PENSTOCK_API int penstock_set_weights(penstock_reader* reader,
                                       const double* weights, uint32_t count,
                                       int64_t epoch, int64_t row);
+
+/* The first row that the broker does not make before a rank takes another
+ * batch. Ranks of several hosts change the weights at the last of these rows of
+ * all hosts: all of them ask here, agree on it (MPI_Allreduce of MPI_MAX), set
+ * the weights, and take no batch until all have. UNAVAILABLE: not known yet
+ * after a restart of the broker. */
+PENSTOCK_API int penstock_first_free_row(penstock_reader* reader,
+                                         int64_t* epoch, int64_t* row);
 
 /* A descriptor that is readable (POLLIN) when a batch may have become ready,
  * for event loops: then call penstock_next_within(reader, 0, ...). Owned by the
@@ -312,6 +333,10 @@ PENSTOCK_API int penstock_world_size(const penstock_reader* reader);
 PENSTOCK_API int penstock_replica(const penstock_reader* reader);
 /* How many processes are this rank. */
 PENSTOCK_API int penstock_replicas(const penstock_reader* reader);
+/* Not 0: some of the job's processes are on other hosts. */
+PENSTOCK_API int penstock_several_hosts(const penstock_reader* reader);
+/* Not 0: a process of its number had attached to this incarnation and died. */
+PENSTOCK_API int penstock_replaces(const penstock_reader* reader);
 /* The number of the job's incarnation: a reset or an attach with a state begins
  * another. */
 PENSTOCK_API uint64_t penstock_incarnation(const penstock_reader* reader);

@@ -337,6 +337,15 @@ class Reader {
     internal::Check(penstock_state(reader_, &state));
     return state;
   }
+  // See penstock_several_hosts.
+  bool several_hosts() const { return penstock_several_hosts(reader_) != 0; }
+  // See penstock_fingerprint; part: "": all of it.
+  std::string fingerprint(const std::string& part = "") {
+    const char* text = nullptr;
+    internal::Check(penstock_fingerprint(
+        reader_, part.empty() ? nullptr : part.c_str(), &text));
+    return text;
+  }
   void reset(int rank, int world_size, const std::string& state,
              int local_world_size = 0) {
     internal::Check(penstock_reset(reader_, rank, world_size, local_world_size,

@@ -135,6 +135,7 @@ class ControlServer : private Producers::Connections {
   Answer Attach(const Call& call);
   Answer Detach(const Call& call);
   Answer Unmapped(const Call& call);
+  Answer Fingerprint(const Call& call);
   Answer JobStateOf(const Call& call);
   Answer Weights(const Call& call);
   Answer Evict(const Call& call);

@@ -130,7 +130,8 @@ Status CheckHosts(const nlohmann::json& request, const JobOptions& options) {
       options.delivery.on_rank_death == OnRankDeath::kShrink) {
     return InvalidArgumentError(
         "attach: on_rank_death: shrink needs all {} ranks on one host; {} are "
-        "on this one",
+        "on this one: let the launcher start those that are left again, at a "
+        "state (torchrun --nnodes 1:4 --max-restarts 3, Horovod elastic)",
         world, local);
   }
   return OkStatus();

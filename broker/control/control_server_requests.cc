@@ -99,6 +99,7 @@ ControlServer::Handler ControlServer::HandlerOf(std::string_view op) {
       {"put", &ControlServer::Put},
       {"finish", &ControlServer::Finish},
       {"state", &ControlServer::JobStateOf},
+      {"fingerprint", &ControlServer::Fingerprint},
       {"weights", &ControlServer::Weights},
       {"evict", &ControlServer::Evict},
       {"stop", &ControlServer::StopJob},
@@ -270,6 +271,22 @@ ControlServer::Answer ControlServer::JobStateOf(const Call& call) {
   return answer;
 }
 
+ControlServer::Answer ControlServer::Fingerprint(const Call& call) {
+  PENSTOCK_ASSIGN_OR_RETURN(const std::vector<std::shared_ptr<Job>> jobs,
+                            OneJobOf(call));
+  const Job& job = *jobs[0];  // consumers of `independent` have all the same
+  nlohmann::json answer = OkReply();
+  if (!call.request.contains("part")) {
+    answer["parts"] = job.agreement().Parts();
+    return answer;
+  }
+  PENSTOCK_ASSIGN_OR_RETURN(
+      answer["part"],
+      job.agreement().Part(job.dataset(),
+                           call.request.at("part").get<std::string>()));
+  return answer;
+}
+
 ControlServer::Answer ControlServer::Weights(const Call& call) {
   const nlohmann::json& request = call.request;
   PENSTOCK_ASSIGN_OR_RETURN(const std::vector<std::shared_ptr<Job>> jobs,
@@ -319,6 +336,12 @@ ControlServer::Answer ControlServer::Weights(const Call& call) {
             job->plan().StepOfEpoch(change->epoch * rows + change->row);
       } else if (refused.ok()) {
         refused = change.status();
+      }
+    }
+    if (!request.contains("weights") && jobs.size() == 1) {
+      if (const auto free = job->FirstFreeRow(); free.ok()) {
+        answer["free_epoch"] = free->epoch;
+        answer["free_row"] = free->row;
       }
     }
     const MixOrder* const mix = job->plan().mix();

@@ -92,6 +92,23 @@ Status DataFiles::ChooseIo(Io io, uint64_t record_bytes) {
   return OkStatus();
 }
 
+void DataFiles::List(const std::function<void(std::string_view name,
+                                              uint64_t bytes)>& visit) const {
+  const std::string& first = files_[0].path();
+  size_t common = first.rfind('/') + 1;
+  for (const DataFile& file : files_) {
+    const auto limit = first.begin() + static_cast<ptrdiff_t>(std::min(
+                                           common, file.path().size()));
+    common = static_cast<size_t>(
+        std::mismatch(first.begin(), limit, file.path().begin()).first -
+        first.begin());
+    common = first.substr(0, common).rfind('/') + 1;
+  }
+  for (const DataFile& file : files_) {
+    visit(std::string_view(file.path()).substr(common), file.bytes());
+  }
+}
+
 void DataFiles::AddTimes(Fingerprint* to) const {
   for (const DataFile& file : files_) {
     file.AddTime(to);

@@ -3,7 +3,9 @@
 #define BROKER_INDEX_DATA_FILES_H_
 
 #include <cstdint>
+#include <functional>
 #include <memory>
+#include <string_view>
 #include <vector>
 
 #include "broker/index/data_file.h"
@@ -39,6 +41,9 @@ class DataFiles {
   std::vector<DataFile>::const_iterator begin() const { return files_.begin(); }
   std::vector<DataFile>::const_iterator end() const { return files_.end(); }
 
+  // Their names from the folder that has all of them.
+  void List(const std::function<void(std::string_view name, uint64_t bytes)>&
+                visit) const;
   // When each was last changed.
   void AddTimes(Fingerprint* to) const;
 

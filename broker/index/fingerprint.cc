@@ -2,7 +2,6 @@
 
 #include <xxhash.h>
 
-#include <algorithm>
 #include <new>
 
 #include "broker/index/data_files.h"
@@ -32,21 +31,11 @@ void Fingerprint::Add(std::span<const std::byte> bytes) {
 }
 
 void Fingerprint::Add(const DataFiles& files) {
-  const std::string& first = files[0].path();
-  size_t common = first.rfind('/') + 1;
-  for (const DataFile& file : files) {
-    const auto limit = first.begin() + static_cast<ptrdiff_t>(std::min(
-                                           common, file.path().size()));
-    common = static_cast<size_t>(
-        std::mismatch(first.begin(), limit, file.path().begin()).first -
-        first.begin());
-    common = first.substr(0, common).rfind('/') + 1;
-  }
   Add(uint64_t{files.size()});
-  for (const DataFile& file : files) {
-    Add(std::string_view(file.path()).substr(common));
-    Add(file.bytes());
-  }
+  files.List([this](std::string_view name, uint64_t bytes) {
+    Add(name);
+    Add(bytes);
+  });
 }
 
 Fingerprint::Digest Fingerprint::digest() const {

@@ -190,7 +190,10 @@ StatusOr<WeightsChange> Job::ChangeWeights(
   if (!from && options_.several_hosts()) {
     return FailedPreconditionError(
         "job '{}' has ranks on other hosts, whose brokers may be elsewhere: "
-        "name an epoch and a row that lie ahead, the same on each host",
+        "let "
+        "all ranks call `set_weights` of Python, which agrees on a row, or "
+        "name "
+        "an epoch and a row that lie ahead, the same on each host",
         key_.name);
   }
   MutexLock lock(&mutex_);
@@ -269,6 +272,28 @@ StatusOr<WeightsChange> Job::ChangeWeights(
   rows_plan_ = std::make_shared<const Plan>(*std::move(changed));
   Log<"weights-changed">(key_, change.row, change.epoch);
   return change;
+}
+
+StatusOr<Job::Place> Job::FirstFreeRow() const {
+  MutexLock lock(&mutex_);
+  if (delivery_.Unsettled()) {
+    return UnavailableError(
+        "job '{}' waits for its ranks to reconnect after a restart of the "
+        "broker: its position is not known yet; try again later",
+        key_.name);
+  }
+  // Each slot can be filled once before a rank takes a batch.
+  const uint64_t free = delivery_.FirstNotOpened() +
+                        layout_.slots_per_lane * plan().global_batch();
+  const uint64_t rows = std::max<uint64_t>(plan().rows_per_epoch(), 1);
+  return Place{free / rows, free % rows};
+}
+
+const Agreement& Job::agreement() const {
+  std::call_once(agreement_once_, [this] {
+    agreement_.emplace(options_, *dataset_, layout_.weights);
+  });
+  return *agreement_;
 }
 
 std::vector<WeightsChange> Job::weights() const {

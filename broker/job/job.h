@@ -14,6 +14,7 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <mutex>
 #include <nlohmann/json_fwd.hpp>
 #include <string>
 #include <utility>
@@ -21,6 +22,7 @@
 
 #include "broker/base/mutex.h"
 #include "broker/delivery/delivery.h"
+#include "broker/job/agreement.h"
 #include "broker/job/asked_rows.h"
 #include "broker/job/bottleneck.h"
 #include "broker/job/dataset.h"
@@ -203,6 +205,13 @@ class Job {
       const std::function<void(const WeightsChange&)>& tell);
   // All changes so far.
   std::vector<WeightsChange> weights() const;
+  // Behind all rows that can be made before a rank takes another batch. Ranks
+  // of several hosts that wait for one another change the weights there: at the
+  // last of these rows of all hosts. Unavailable: not known yet after a
+  // restart.
+  StatusOr<Place> FirstFreeRow() const;
+  // Made at its first use, by any thread: a pass over the index.
+  const Agreement& agreement() const;
   // The state for a rank at this position.
   JobState StateAt(const PlanStart& start) const;
   // The ranks at these seats sent wakes, already drained.
@@ -452,6 +461,8 @@ class Job {
   std::vector<std::atomic<uint64_t>> part_ns_;  // by RowPart
   std::atomic<uint64_t> measured_rows_{0};
   Counters counters_;
+  mutable std::once_flag agreement_once_;
+  mutable std::optional<Agreement> agreement_;
   std::unique_ptr<LookAhead> look_ahead_;  // nullptr: no object stores
 };
 

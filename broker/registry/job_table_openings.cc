@@ -343,10 +343,13 @@ StatusOr<std::shared_ptr<Job>> JobTable::MakeJob(const JobKey& key,
                   layout->segment.segment_bytes);
   auto segment = Segment::Create(layout->segment, instance_id_, number);
   if (!segment.ok()) return segment.status();
-  return std::make_shared<Job>(
+  auto job = std::make_shared<Job>(
       key, options, std::move(dataset), *std::move(layout), *std::move(segment),
       std::move(memory), workers_->workers(),
       std::make_unique<JobInJournal>(journal_, number));
+  // Ranks will ask for it at once: it may be long in the making.
+  if (options.several_hosts()) job->agreement();
+  return job;
 }
 
 void JobTable::NoteNode(Opening* opening, const AttachRequest& request) {

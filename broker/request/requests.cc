@@ -270,6 +270,21 @@ constexpr AnswerField kAttachAnswer[] = {
      "the same for each part of the source, if their shapes differ", false},
 };
 
+constexpr RequestField kFingerprint[] = {
+    {"part", Text(kNameBytesMax),
+     "its name, for what it consists of; `files FIRST COUNT` of these files"}};
+constexpr AnswerField kFingerprintAnswer[] = {
+    {"parts", kList,
+     "without `part`: name and value of each, a long value as `#` and its "
+     "digest",
+     kSometimes},
+    {"part", kObject,
+     "`text`: its value, 16 KiB of it at most; of files, in the order of the "
+     "dataset: `files`, how many there are in all, and their `names` with "
+     "their bytes, or, of more than 64, `digests` of 64 equal shares of COUNT",
+     kSometimes},
+};
+
 constexpr RequestField kWeights[] = {
     {"weights",
      {kList},
@@ -284,6 +299,11 @@ constexpr AnswerField kWeightsAnswer[] = {
     {"changes", kList,
      "[epoch, row, weight, ...] of each, as in a state; of `independent` those "
      "of each consumer, one after the other"},
+    {"free_epoch", kCount,
+     "absent `weights`: the epoch of the first row that is not made before a "
+     "rank takes another batch",
+     kSometimes},
+    {"free_row", kCount, "of that epoch", kSometimes},
     {"epoch", kCount, "where these weights begin", kSometimes},
     {"row", kCount, "of that epoch", kSometimes},
     {"step", kCount, "the first step of that epoch that has a row of them",
@@ -462,6 +482,11 @@ constexpr DeclaredRequest kRequests[] = {
      .fields = kStateOf,
      .shared = kOfJob,
      .answer = kStateAnswer},
+    {.op = "fingerprint",
+     .text = "tell what all hosts of a job must have alike",
+     .fields = kFingerprint,
+     .shared = kOfJob,
+     .answer = kFingerprintAnswer},
     {.op = "weights",
      .text = "show or change the weights of a job's mix",
      .fields = kWeights,

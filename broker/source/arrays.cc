@@ -90,6 +90,9 @@ class Arrays final : public Source {
   void AddTimes(Fingerprint* to) const override {
     for (const DataFiles& each : files_) each.AddTimes(to);
   }
+  void ListFiles(const FileVisit& visit) const override {
+    for (const DataFiles& each : files_) each.List(visit);
+  }
   std::optional<size_t> plain_feature() const override {
     return read_.size() == 1 ? std::optional(read_[0]) : std::nullopt;
   }

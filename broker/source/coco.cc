@@ -176,6 +176,9 @@ class Coco final : public Source {
     }
     return fingerprint.Hex();
   }
+  void ListFiles(const FileVisit& visit) const override {
+    pictures_.paths.List(visit);
+  }
   // As of a list of pictures.
   void AddTimes(Fingerprint* to) const override {
     annotations_.AddTime(to);

@@ -395,6 +395,14 @@ class Idx final : public Source {
     add(images_.file);
     if (labels_) add(labels_->file);
   }
+  void ListFiles(const FileVisit& visit) const override {
+    const auto list = [&visit](const DataFile& file) {
+      const std::string_view path = file.path();
+      visit(path.substr(path.rfind('/') + 1), file.bytes());
+    };
+    list(images_.file);
+    if (labels_) list(labels_->file);
+  }
   std::string io() const override {
     return images_.unpacked ? "" : IoText(images_.file.align());
   }
@@ -467,8 +475,10 @@ const Declaration<IdxSource>& IdxSource::Declared() {
                              "Files in the format of MNIST, plain or gzip.")
           .Gives("image as in the file; with labels, label int64")
           .Example("{images: images.gz, labels: labels.gz}")
-          .Required("images", &IdxSource::images, PathOrAddress(), "the file of images")
-          .Optional("labels", &IdxSource::labels, LeftOutAt({}, PathOrAddress()),
+          .Required("images", &IdxSource::images, PathOrAddress(),
+                    "the file of images")
+          .Optional("labels", &IdxSource::labels,
+                    LeftOutAt({}, PathOrAddress()),
                     "the file of labels; without it there is no label")
           .Optional("io", &IdxSource::io, IoType(), kIoText);
   return declared;

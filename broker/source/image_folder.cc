@@ -192,6 +192,14 @@ class ImageFolder final : public Source {
     fingerprint.Add(masks_->suffix);
     return fingerprint.Hex();
   }
+  void ListFiles(const FileVisit& visit) const override {
+    std::string path;
+    for (uint64_t record = 0; record < record_count(); ++record) {
+      path.clear();
+      pictures_.index.AppendPath(record, &path);
+      visit(path, 0);
+    }
+  }
   // A picture that was written anew in its place does not show.
   void AddTimes(Fingerprint* to) const override {
     for (const auto* each : {&pictures_, &mask_folder_}) {

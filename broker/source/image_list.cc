@@ -74,6 +74,9 @@ class ImageList final : public Source {
     for (const std::string& name : class_names_) fingerprint.Add(name);
     return fingerprint.Hex();
   }
+  void ListFiles(const FileVisit& visit) const override {
+    rows_.paths.List(visit);
+  }
   // Adds the list's alone of a folder of this machine: a picture that was
   // written anew does not show.
   void AddTimes(Fingerprint* to) const override {

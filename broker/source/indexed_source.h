@@ -23,6 +23,9 @@ class IndexedSource : public Source {
   std::string io() const override { return IoText(index_.files()[0].align()); }
   std::string fingerprint() const override { return index_.fingerprint(); }
   void AddTimes(Fingerprint* to) const override { index_.files().AddTimes(to); }
+  void ListFiles(const FileVisit& visit) const override {
+    index_.files().List(visit);
+  }
   Columns columns(uint64_t first) const override {
     return ColumnsOf(index_, first);
   }
@@ -45,6 +48,7 @@ class EvenSource : public Source {
   bool Changed() const override { return files_.Changed(); }
   std::string io() const override { return IoText(files_[0].align()); }
   void AddTimes(Fingerprint* to) const override { files_.AddTimes(to); }
+  void ListFiles(const FileVisit& visit) const override { files_.List(visit); }
   void Locate(uint64_t record, ReadRequest* request) const override {
     const auto [file, offset] = PlaceOf(record);
     file->Locate(offset, layout_.record_bytes, request);

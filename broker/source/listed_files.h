@@ -32,6 +32,9 @@ struct ListedPaths {
     return text.capacity() + ends.capacity() * sizeof(uint64_t);
   }
   void AddTo(Fingerprint* fingerprint) const;
+  void List(const FileVisit& visit) const {
+    for (uint64_t i = 0; i < ends.size(); ++i) visit((*this)[i], 0);
+  }
 };
 
 // A path of a list. key: that of its folder. InvalidArgument: empty, too long,

@@ -243,6 +243,14 @@ class Megatron final : public Source {
       return false;
     });
   }
+  void ListFiles(const FileVisit& visit) const override {
+    for (const auto& each : indices_) {
+      for (const DataFile* file : {&each->idx(), &each->bin()}) {
+        const std::string_view path = file->path();
+        visit(path.substr(path.rfind('/') + 1), file->bytes());
+      }
+    }
+  }
   std::string io() const override { return IoText(indices_[0]->bin().align()); }
   std::string fingerprint() const override {
     Fingerprint fingerprint("megatron");

@@ -41,6 +41,7 @@ class Parquet final : public Source {
   }
   bool Changed() const override { return files_->Changed(); }
   void AddTimes(Fingerprint* to) const override { files_->AddTimes(to); }
+  void ListFiles(const FileVisit& visit) const override { files_->List(visit); }
   std::string fingerprint() const override {
     Fingerprint fingerprint("parquet");
     fingerprint.Add(*files_);

@@ -508,6 +508,10 @@ void SourceOfParts::AddTimes(Fingerprint* to) const {
   for (const OpenedPart& part : parts_) part.source->AddTimes(to);
 }
 
+void SourceOfParts::ListFiles(const FileVisit& visit) const {
+  for (const OpenedPart& part : parts_) part.source->ListFiles(visit);
+}
+
 std::string SourceOfParts::Joined(std::string (Source::*text)() const,
                                   const char* between) const {
   std::set<std::string> texts;

@@ -45,6 +45,7 @@ class SourceOfParts : public Source {
   }
   void AddDigests(FileDigests* digests) const override;
   void AddTimes(Fingerprint* to) const override;
+  void ListFiles(const FileVisit& visit) const override;
   // What tells a part's records, as it selects them, from those of others on
   // every host; "": nothing does. May take a pass over the index.
   virtual std::string KeyOfPart(size_t /*part*/) const { return ""; }

@@ -8,6 +8,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <memory>
 #include <optional>
@@ -67,6 +68,8 @@ using RawRecord = std::vector<std::span<const std::byte>>;
 
 // Digests of the contents of files, by path.
 using FileDigests = std::map<std::string, std::string>;
+
+using FileVisit = std::function<void(std::string_view name, uint64_t bytes)>;
 
 class Source {
  public:
@@ -162,6 +165,11 @@ class Source {
   // opened: what is kept of them for later (broker/cache/) is of no use
   // afterwards.
   virtual void AddTimes(Fingerprint* /*to*/) const {}
+
+  // Its files in the order of its records, by their names from the folder that
+  // has all of them, and their sizes (0: unknown), for comparing hosts.
+  // Nothing: there are none, or not known. May take a pass over the index.
+  virtual void ListFiles(const FileVisit& /*visit*/) const {}
 
   // The underlying data have changed: the next job of this dataset must reopen
   // it. May check every folder.

@@ -545,19 +545,20 @@ PyObject* OwnBroker(PyObject*, PyObject*) {
 
 // The launcher that started this process ("none": no launcher), its number of
 // ranks, this one's rank, the number of ranks on this host, its number among
-// these (-1: unknown), and from one of these to the next (0: unknown). A
-// variable that is wrong is an error of attach.
+// these (-1: unknown), from one of these to the next (0: unknown), and its id
+// of this run (""). A variable that is wrong is an error of attach.
 PyObject* Launch(PyObject*, PyObject*) {
   return Entry([] {
     const auto found = penstock::DetectLaunch(penstock::ProcessEnvironment());
     const penstock::LaunchInfo info =
         found.ok() ? *found : penstock::LaunchInfo{};
-    return Py_BuildValue("(NLLLLL)", ToPython(info.launcher),
+    return Py_BuildValue("(NLLLLLN)", ToPython(info.launcher),
                          static_cast<long long>(info.world_size),
                          static_cast<long long>(info.rank),
                          static_cast<long long>(info.local_world_size),
                          static_cast<long long>(info.local_rank),
-                         static_cast<long long>(info.stride));
+                         static_cast<long long>(info.stride),
+                         ToPython(info.job));
   });
 }
 
@@ -665,6 +666,27 @@ class Reader {
         return penstock_state(reader, &state);
       });
       return ToPython(state);
+    });
+  }
+  static PyObject* Fingerprint(PyObject* self, PyObject* args) {
+    return Entry([&] {
+      const char* name;
+      const char* text = nullptr;
+      Parse(args, "s", &name);
+      Of<Reader>(self).Call([&](penstock_reader* reader) {
+        return penstock_fingerprint(reader, name, &text);
+      });
+      return ToPython(text);
+    });
+  }
+  static PyObject* FirstFreeRow(PyObject* self, PyObject*) {
+    return Entry([&] {
+      int64_t epoch = 0, row = 0;
+      Of<Reader>(self).Call([&](penstock_reader* reader) {
+        return penstock_first_free_row(reader, &epoch, &row);
+      });
+      return Py_BuildValue("(LL)", static_cast<long long>(epoch),
+                           static_cast<long long>(row));
     });
   }
   static PyObject* Reset(PyObject* self, PyObject* args) {
@@ -986,6 +1008,8 @@ PyMethodDef kReaderMethods[] = {
     {"next", &Reader::Next, METH_O, nullptr},
     {"close", &Reader::PyClose, METH_NOARGS, nullptr},
     {"state", &Reader::State, METH_NOARGS, nullptr},
+    {"fingerprint", &Reader::Fingerprint, METH_VARARGS, nullptr},
+    {"first_free_row", &Reader::FirstFreeRow, METH_NOARGS, nullptr},
     {"reset", &Reader::Reset, METH_VARARGS, nullptr},
     {"stop_job", &Reader::StopJob, METH_O, nullptr},
     {"set_weights", &Reader::SetWeights, METH_VARARGS, nullptr},
@@ -998,6 +1022,8 @@ PyGetSetDef kReaderMembers[] = {
     Member("world_size", &Reader::Get<penstock_world_size>),
     Member("replica", &Reader::Get<penstock_replica>),
     Member("replicas", &Reader::Get<penstock_replicas>),
+    Member("several_hosts", &Reader::Get<penstock_several_hosts>),
+    Member("replaces", &Reader::Get<penstock_replaces>),
     Member("incarnation", &Reader::Get<penstock_incarnation>),
     Member("warning", &Reader::Get<penstock_warning>),
     Member("epoch", &Reader::Get<penstock_epoch>),

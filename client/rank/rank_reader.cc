@@ -491,6 +491,31 @@ Status RankReader::Reset(int64_t rank, int64_t world_size,
   return OkStatus();
 }
 
+StatusOr<std::string> RankReader::Fingerprint(const std::string& part) {
+  PENSTOCK_RETURN_IF_ERROR(CheckProcess());
+  nlohmann::json request = {{"op", "fingerprint"}};
+  if (!part.empty()) request["part"] = part;
+  PENSTOCK_ASSIGN_OR_RETURN(const Message answer, Ask(std::move(request)));
+  try {
+    return answer.json.at(part.empty() ? "parts" : "part").dump();
+  } catch (const nlohmann::json::exception&) {
+    return InternalError("the broker's answer does not follow the protocol");
+  }
+}
+
+Status RankReader::FirstFreeRow(int64_t* epoch, int64_t* row) {
+  PENSTOCK_RETURN_IF_ERROR(CheckProcess());
+  PENSTOCK_ASSIGN_OR_RETURN(const Message answer, Ask({{"op", "weights"}}));
+  try {
+    *epoch = answer.json.at("free_epoch").get<int64_t>();
+    *row = answer.json.at("free_row").get<int64_t>();
+  } catch (const nlohmann::json::exception&) {
+    return UnavailableError(
+        "job '{}': its position is not known yet; try again later", job_);
+  }
+  return OkStatus();
+}
+
 Status RankReader::SetWeights(const std::vector<double>& weights, int64_t epoch,
                               int64_t row) {
   PENSTOCK_RETURN_IF_ERROR(CheckProcess());

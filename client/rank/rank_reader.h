@@ -83,6 +83,10 @@ class RankReader {
                const std::string& state);
   // Asks the broker to end the job for all of its ranks.
   Status StopJob(bool now);
+  // See penstock_fingerprint; part: "": all.
+  StatusOr<std::string> Fingerprint(const std::string& part);
+  // See penstock_first_free_row.
+  Status FirstFreeRow(int64_t* epoch, int64_t* row);
   // See penstock_set_weights.
   Status SetWeights(const std::vector<double>& weights, int64_t epoch,
                     int64_t row);
@@ -99,6 +103,13 @@ class RankReader {
   int64_t world_size() const { return world_size_; }
   int64_t replica() const { return replica_; }
   int64_t replicas() const { return request_.value("replicas", int64_t{1}); }
+  bool replaces() const { return replaces_; }
+  // Some of the job's processes are on other hosts.
+  bool several_hosts() const {
+    return request_.at("local_world_size").get<int64_t>() *
+               request_.value("local_replicas", replicas()) !=
+           request_.at("world_size").get<int64_t>() * replicas();
+  }
   // For messages.
   std::string name() const {
     const auto of = static_cast<uint32_t>(replicas());
@@ -206,7 +217,8 @@ class RankReader {
   int64_t world_size_ = 1;
   int64_t replica_ = 0;
   uint64_t incarnation_ = 0;
-  uint64_t token_ = 0;  // identifies the incarnation
+  uint64_t token_ = 0;     // identifies the incarnation
+  bool replaces_ = false;  // a process of its number died
   std::string warning_;
   uint64_t records_ = 0;
   uint64_t steps_per_epoch_ = 0;

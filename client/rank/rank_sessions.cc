@@ -148,7 +148,6 @@ Status RankReader::ReadAnswer(Message answer, Session* session) {
   // crash of the trainer.
   uint32_t seat = 0;
   bool handed_over = false;
-  bool replaces = false;
   try {
     const nlohmann::json& json = answer.json;
     PENSTOCK_ASSIGN_OR_RETURN(element_spec_,
@@ -186,7 +185,7 @@ Status RankReader::ReadAnswer(Message answer, Session* session) {
     warning_ = json.value("warning", std::string());
     position_ = json.at("position").get<uint64_t>();
     handed_over = json.at("handed_over").get<uint64_t>() > 0;
-    replaces = json.at("replaces").get<bool>();
+    replaces_ = json.at("replaces").get<bool>();
     spin_ = std::chrono::nanoseconds(json.at("spin_ns").get<int64_t>());
     PENSTOCK_ASSIGN_OR_RETURN(start_, JobStateFromJson(json.at("state")));
     nlohmann::json left = json.at("state");
@@ -205,7 +204,7 @@ Status RankReader::ReadAnswer(Message answer, Session* session) {
   // All ranks of a dynamic job count the same epochs, whichever batches they
   // get.
   if (position_ == start_.epoch * rows_per_epoch_ + start_.row ||
-      (dynamic_ && !replaces)) {
+      (dynamic_ && !replaces_)) {
     epoch_ = start_.epoch;
   }
   // Until the owed batches have come their epoch is not over.

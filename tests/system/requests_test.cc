@@ -200,7 +200,7 @@ TEST_F(RequestsTest, OperationsThatAreNoneAreRefused) {
 
 TEST_F(RequestsTest, FieldsThatOnlySomeNeedAreMissedByName) {
   ExpectRefused({{"op", "parse"}}, "dataset");
-  for (const char* op : {"state", "stop", "weights"}) {
+  for (const char* op : {"state", "stop", "weights", "fingerprint"}) {
     ExpectRefused({{"op", op}}, "job");
   }
   ExpectRefused({{"op", "evict"}, {"rank", 0}}, "job");
@@ -288,6 +288,8 @@ TEST_F(RequestsTest, AnswersHaveTheDeclaredFieldsAndNoOthers) {
   // A rank need not name its own job.
   Check(Send({{"op", "state"}}), "state");
   Check(Send({{"op", "state"}, {"spec", true}}), "state");
+  Check(Send({{"op", "fingerprint"}}), "fingerprint");
+  Check(Send({{"op", "fingerprint"}, {"part", "source"}}), "fingerprint");
   Check(Send({{"op", "weights"}}), "weights");
   Check(Send({{"op", "weights"}, {"weights", {1, 4}}}), "weights");
   Check(Send({{"op", "trace"}, {"seconds", 0.01}}), "trace");

@@ -74,6 +74,26 @@ class World {
                   MPI_BYTE, MPI_COMM_WORLD);
     return values;
   }
+  // The text of each rank.
+  std::vector<std::string> Gather(const std::string& text) const {
+    const std::vector<int> bytes = Gather(static_cast<int>(text.size()));
+    std::vector<int> begins(size_, 0);
+    std::partial_sum(bytes.begin(), bytes.end() - 1, begins.begin() + 1);
+    std::string all(begins.back() + bytes.back(), ' ');
+    MPI_Allgatherv(text.data(), bytes[rank_], MPI_BYTE, all.data(),
+                   bytes.data(), begins.data(), MPI_BYTE, MPI_COMM_WORLD);
+    std::vector<std::string> texts;
+    for (int i = 0; i < size_; ++i) {
+      texts.push_back(all.substr(begins[i], bytes[i]));
+    }
+    return texts;
+  }
+  std::string host() const {
+    std::array<char, MPI_MAX_PROCESSOR_NAME> name;
+    int bytes = 0;
+    MPI_Get_processor_name(name.data(), &bytes);
+    return {name.data(), static_cast<size_t>(bytes)};
+  }
   void CopyFromRank0(std::span<float> values) const {
     MPI_Bcast(values.data(), values.size(), MPI_FLOAT, 0, MPI_COMM_WORLD);
   }
@@ -219,6 +239,52 @@ uint64_t Hash(std::span<const float> values) {
     hash = (hash ^ static_cast<uint64_t>(byte)) * 0x100000001b3;
   }
   return hash;
+}
+
+// The number of the first item in which two lists differ; -1: none.
+int64_t FirstDifference(const nlohmann::json& a, const nlohmann::json& b) {
+  const size_t items = std::max(a.size(), b.size());
+  for (size_t i = 0; i < items; ++i) {
+    if (i >= a.size() || i >= b.size() || a[i] != b[i]) return i;
+  }
+  return -1;
+}
+
+// Brokers of several hosts do not talk to each other: their ranks compare what
+// has to be the same on all. Throws on all ranks, with the first difference.
+void CompareHosts(const World& world, penstock::Reader& reader) {
+  if (!reader.several_hosts()) return;
+  const std::vector<std::string> hosts = world.Gather(world.host());
+  const std::vector<std::string> told = world.Gather(reader.fingerprint());
+  const auto other = std::ranges::find_if(
+      told, [&](const std::string& text) { return text != told[0]; });
+  if (other == told.end()) return;
+  const size_t rank = other - told.begin();
+  const auto at = [](const nlohmann::json& list, int64_t i) {
+    return i < static_cast<int64_t>(list.size()) ? list[i].dump() : "nothing";
+  };
+  // All ranks ask alike, as each step is a collective.
+  nlohmann::json here = nlohmann::json::parse(told[0]);
+  nlohmann::json there = nlohmann::json::parse(*other);
+  int64_t i = FirstDifference(here, there);
+  if (i >= 0 && here[i][0] == "data") {
+    int64_t first = 0;
+    for (int64_t count = int64_t{1} << 30; i >= 0; count /= 64) {
+      const auto files = world.Gather(
+          reader.fingerprint(fmt::format("files {} {}", first, count)));
+      const char* const key = count <= 64 ? "names" : "digests";
+      here = nlohmann::json::parse(files[0]).at(key);
+      there = nlohmann::json::parse(files[rank]).at(key);
+      i = FirstDifference(here, there);
+      if (count <= 64) break;
+      first += i * (count / 64);
+    }
+  }
+  throw std::runtime_error(
+      fmt::format("the hosts disagree: {} on {}, {} on {} (rank {})",
+                  i < 0 ? "other records" : at(here, i), hosts[0],
+                  i < 0 ? "in files of the same names and sizes" : at(there, i),
+                  hosts[rank], rank));
 }
 
 // Trains all epochs and fills the training fields of outcome.
@@ -374,6 +440,7 @@ int Run(const World& world, const Arguments& arguments) {
   std::string test_job;
   {
     penstock::Reader reader({.dataset = arguments.train});
+    CompareHosts(world, reader);
     progress.Line("training on {} samples, {} ranks, {} steps an epoch",
                   reader.sample_count(), reader.world_size(),
                   reader.steps_per_epoch());

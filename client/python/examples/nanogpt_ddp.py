@@ -3,7 +3,13 @@
     torchrun --nproc-per-node 2 nanogpt_ddp.py --out out
 
 The text is that of the licences which Debian has. Killed and started again, also with
-another number of processes, it goes on with the batch after its last checkpoint. Beside
+another number of processes, it goes on with the batch after its last checkpoint. On several
+hosts, with --out on storage that all share, torchrun does that by itself when one dies:
+
+    torchrun --nnodes 1:2 --nproc-per-node 8 --max-restarts 3 --rdzv-backend c10d
+      --rdzv-endpoint node1:29500 --rdzv-id gpt nanogpt_ddp.py --out /shared/out
+
+Beside
 nanoGPT, whose data/shakespeare_char/prepare.py writes the same files, what differs:
 
     -def get_batch(split):
@@ -68,7 +74,8 @@ def main():
     torch.manual_seed(1337)
     model = DistributedDataParallel(GPT())
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
-    step, state = 0, None
+    # Not None: with that a broker whose ranks died would go on with their job.
+    step, state = 0, {"epoch": 0, "row": 0}
     if checkpoint.exists():
         saved = torch.load(checkpoint)
         model.module.load_state_dict(saved["model"])

@@ -335,7 +335,7 @@ def _of_members(members: Sequence[Sequence[int]], this: int, here: Sequence[int]
 
 
 def _launch() -> _Launch:
-    name, processes, this, local, local_rank, stride = _core.launch()
+    name, processes, this, local, local_rank, stride, _ = _core.launch()
     # Who has not imported it has not initialised it.
     distributed = sys.modules.get("torch.distributed")
     if (name == "none" and distributed is not None and distributed.is_available()

@@ -12,12 +12,12 @@ import os
 import sys
 import time
 import warnings
-from typing import (Any, Callable, Dict, Iterator, Mapping, Optional, Sequence, Tuple, TypeVar,
+from typing import (Any, Callable, Dict, Iterator, List, Mapping, Optional, Sequence, Tuple, TypeVar,
                     Union)
 
 import numpy as np
 
-from penstock import _core, errors
+from penstock import _core, agreement, errors
 from penstock.batch import Batch, Features, Holds, TensorSpec
 from penstock.dataset import Dataset
 from penstock.spec_values import Path
@@ -111,8 +111,10 @@ class Reader:
     """
 
     def __init__(self, core: _core.Reader, delivery: str,
-                 features: Optional[Sequence[str]] = None):
+                 features: Optional[Sequence[str]] = None,
+                 hosts: Optional[_Hosts] = None):
         self._core = core
+        self._hosts = hosts
         self._chosen = features
         self._delivery = delivery
         self._ended = False
@@ -263,6 +265,19 @@ class Reader:
         """Epochs of the job; None: forever."""
         return self._core.epoch_count or None
 
+    @property
+    def fingerprint(self) -> Dict[str, str]:
+        """What all hosts of the job must have alike, by name; ``#`` and a digest stand for
+        a long value. Ranks of several hosts have compared it when they attached."""
+        return dict(json.loads(self._core.fingerprint("")))
+
+    def _meet(self, agree: Any, number: int, size: int) -> None:
+        """Compares hosts as ``attach`` does by ``agree``, as one of ``size`` processes, each of
+        which is several ranks. All of them call it."""
+        if self._hosts is not None:
+            self._hosts.agree, self._hosts.place = agree, (number, size)
+            self._hosts.compare(self._core)
+
     def stats(self) -> Dict[str, Union[int, float]]:
         """Counts since attach: ``batches`` taken, ``rows`` in them (without padding),
         ``left_out`` (rows that ``on_error: skip`` left out of them), ``wait_s``
@@ -290,11 +305,14 @@ class Reader:
         """Leaves this incarnation of the job and joins the one that begins at
         ``state``, as ``rank`` of ``world_size``. An elastic trainer calls it on every
         rank when the ranks have changed. The first call fences the old incarnation:
-        ranks still in it get Aborted. Batches that are held stay valid."""
+        ranks still in it get Aborted. Batches that are held stay valid. Ranks of several
+        hosts compare them again."""
         self._core.reset(index("rank", rank, 0),
                          index("world_size", world_size, 1),
                          number("local_world_size", local_world_size, 1, 0),
                          state_text(state))
+        if self._hosts is not None:
+            self._hosts.compare(self._core)
         self._ended = False
         self._read_spec()
 
@@ -303,20 +321,23 @@ class Reader:
         given; ``now``: at once, with Aborted."""
         self._core.stop_job(now)
 
-    def set_weights(self, weights: Sequence[float], *, epoch: Optional[int] = None,
+    def set_weights(self, weights: Optional[Sequence[float]], *, epoch: Optional[int] = None,
                     row: Optional[int] = None) -> Tuple[int, int]:
         """Gives the mix that the dataset is other weights, one for each part, for all
         ranks: from the first step that nobody has begun to make, or from ``row`` (0) of
         ``epoch`` (0) on, if one of them is given. One process calls it. The change is a
         part of every state from then on. Returns the epoch and the row from which the
-        weights hold."""
+        weights hold.
+
+        With ranks on several hosts, all ranks call it, and agree on the row: the first
+        that is free on all hosts, a few steps ahead. ``None`` takes the weights of the
+        rank that proposes some. Or name a row that lies ahead, the same on each host."""
+        if (epoch is row is None and self._core.several_hosts and self._hosts is not None
+                and self._delivery == "split"):
+            return self._hosts.change_weights(self._core, weights)
         if epoch is None and row is not None:
             epoch = 0
-        try:
-            given = [float(weight) for weight in weights]
-        except (TypeError, ValueError):
-            raise TypeError(f"weights: wanted a number for each part, got {weights!r}") from None
-        self._core.set_weights(given,
+        self._core.set_weights(_weights(weights),
                                -1 if epoch is None else index("epoch", epoch, 0),
                                index("row", 0 if row is None else row, 0))
         # A state has all changes, in the order of their rows, and no new one can come
@@ -343,6 +364,81 @@ class Reader:
 
     def __exit__(self, *exception: object) -> None:
         self.close()
+
+
+def _weights(weights: Any) -> List[float]:
+    try:
+        return [float(weight) for weight in weights]
+    except (TypeError, ValueError):
+        raise TypeError(f"weights: wanted a number for each part, got {weights!r}") from None
+
+
+class _Hosts:
+    """By what the ranks of several hosts meet."""
+
+    def __init__(self, agree: Any, options: Mapping[str, Any]):
+        self.agree = agree
+        self.place: Optional[Tuple[int, int]] = None  # among how many; None: the ranks
+        self._options = options
+        self._wait_s = options["wait_s"]
+
+    def compare(self, core: _core.Reader) -> None:
+        if not core.several_hosts:
+            return
+        meeting = self._meeting(core)
+        if meeting is not None:
+            agreement.compare(
+                meeting, core, os.fsdecode(self._options["socket"] or "")
+                or os.environ.get("PENSTOCK_SOCKET", ""), self._wait_s)
+        elif self.agree is None and not os.environ.get("PENSTOCK_AGREE") and (
+                core.rank == core.replica == 0):
+            warnings.warn(
+                "the ranks are on several hosts, and have not compared what these have (files, "
+                "spec, seed, version): they found nothing to meet by. Attach after "
+                "torch.distributed, Horovod or jax.distributed is initialised or mpi4py is "
+                "imported, or give `agree='file:/FOLDER'`, a folder that all hosts share; "
+                "`agree=False` says that they are not to", stacklevel=3)
+
+    def excuse(self, error: Exception) -> None:
+        """Of an attach that failed."""
+        launcher, processes, this, local, *_ = _core.launch()
+        given, each = self._options, replicas_of(self._options)
+        if given["rank"] >= 0:
+            this = given["rank"] * each + max(given["replica"], 0)
+        if given["world_size"]:
+            processes = given["world_size"] * each
+        if given["local_world_size"]:
+            local = given["local_world_size"] * (given["local_replicas"] or each)
+        if processes == local or isinstance(error, errors.AlreadyExists):
+            return
+        try:
+            meeting = agreement.find(self.agree, this, processes, self._name(), self._job())
+        except (errors.Error, TypeError):
+            return
+        if meeting is not None:
+            agreement.excuse(meeting, error)
+
+    def change_weights(self, core: _core.Reader, weights: Any) -> Tuple[int, int]:
+        meeting = self._meeting(core)
+        if meeting is None:
+            raise errors.FailedPrecondition(
+                f"job {core.job!r} has ranks on other hosts, with which this one has nothing to "
+                "agree by: attach with `agree`, or name an epoch and a row that lie ahead, the "
+                "same on each host")
+        return agreement.agree_on_weights(
+            meeting, core, None if weights is None else _weights(weights), self._wait_s)
+
+    def _meeting(self, core: _core.Reader) -> Optional[agreement.Meeting]:
+        number, size = self.place or (core.rank * core.replicas + core.replica,
+                                      core.world_size * core.replicas)
+        return agreement.find(self.agree, number, size, self._name(), self._job())
+
+    def _name(self) -> str:
+        return agreement.name_of(self._options)
+
+    def _job(self) -> str:
+        return (self._options["job"] or os.environ.get("PENSTOCK_JOB") or _core.launch()[6]
+                or "default")
 
 
 def no_epoch_left(reader: Reader) -> errors.FailedPrecondition:
@@ -483,7 +579,8 @@ def attach(dataset: Union[Path, Dataset, None, Callable[[InputContext], Any]] = 
            node: Optional[int] = None,
            socket: Optional[str] = None,
            repeat_first: bool = False,
-           autostart: bool = False) -> Reader:
+           autostart: bool = False,
+           agree: Any = None) -> Reader:
     """Attaches one rank to a job; the first rank creates it.
 
     Returns once the dataset is open and its memory is reserved. Ctrl-C ends the wait.
@@ -539,12 +636,20 @@ def attach(dataset: Union[Path, Dataset, None, Callable[[InputContext], Any]] = 
       autostart: where no broker listens, start a private one that lives as long
         as this process. The ranks that a launcher started on this host share one,
         which lives as long as any of them.
+      agree: split with ranks on several hosts: by what these compare that they have the
+        same files, spec, seed and version. None: PENSTOCK_AGREE (file:/FOLDER or off), else
+        the store of torch.distributed, Horovod, jax.distributed or mpi4py's COMM_WORLD,
+        whichever is initialised. "file:/FOLDER": a folder that all hosts share; a store
+        of torch.distributed, a communicator of mpi4py, a module of Horovod; True: one has
+        to be found; False: they do not compare.
 
     Raises:
       InvalidArgument: an option, or the spec with the key or line.
       NotFound: no broker listens, or no such dataset or file.
       AlreadyExists: this rank is attached already.
-      FailedPrecondition: the ranks disagree on an option.
+      FailedPrecondition: the ranks disagree on an option, or their hosts, with the first
+        difference.
+      DeadlineExceeded: ranks of other hosts have not come to compare them.
       ResourceExhausted: the memory limit.
       penstock.Error: any other; the text says what to do.
     """
@@ -582,11 +687,23 @@ def attach(dataset: Union[Path, Dataset, None, Callable[[InputContext], Any]] = 
         options["dataset"] = path(
             "dataset", made,
             "a penstock.Dataset, the path of a spec file or a registered name")
-    core = _core.Reader(**options)
+    hosts = _Hosts(agree, options) if delivery == "split" else None
+    try:
+        core = _core.Reader(**options)
+    except errors.Error as error:
+        if hosts is not None:
+            hosts.excuse(error)
+        raise
+    try:
+        if hosts is not None:
+            hosts.compare(core)
+    except BaseException:
+        core.close()
+        raise
     if core.rank == core.replica == 0 and core.warning:  # once for all ranks
         warnings.warn(core.warning, stacklevel=2)
     try:
-        return Reader(core, delivery, features)
+        return Reader(core, delivery, features, hosts)
     except (KeyError, TypeError):  # of features
         core.close()
         raise

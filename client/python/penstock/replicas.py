@@ -126,11 +126,14 @@ def replicas(dataset: Union[Path, Dataset, None, Callable[[InputContext], Any]],
         process = rank
     options.setdefault("replicas", 1)
     options.setdefault("local_world_size", count * min(local, processes))
+    agree = options.pop("agree", None)
     readers: List[Reader] = []
     try:
         for replica in range(count):
             readers.append(attach(dataset, count * process + replica, count * processes,
-                                  **options))
+                                  agree=False, **options))
+        # Each process for all of its ranks.
+        readers[0]._meet(agree, process, processes)
     except BaseException:
         for reader in readers:
             reader.close()
