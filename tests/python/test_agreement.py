@@ -156,9 +156,11 @@ def test_another_state_is_named(launch):
 
 
 def test_ranks_compare_again_after_a_reset(launch):
+    all_have_one = threading.Barrier(4)  # the first reset ends the others' next
+
     def work(reader):
-        batch = next(iter(reader))
-        del batch
+        next(iter(reader))
+        all_have_one.wait(60)
         reader.reset(reader.rank, 4, {"epoch": 0, "row": 8 if reader.rank < 2 else 16}, 2)
     text = [str(each) for each in launch.run(work)]
     assert all("begin.row" in each for each in text), text
