@@ -280,9 +280,9 @@ PENSTOCK_API int penstock_state(penstock_reader* reader, const char** state);
  * ranks whose hosts agree; "#" and a digest stand for a long value. Ranks
  * compare it by what they have (MPI_Allreduce, a store); Python does so by
  * itself when it attaches. part: NULL, or the name of a part that differs, for
- * what it consists of: common/requests/fingerprint.md has the answer to `fingerprint`.
- * *text: valid until this reader's next call. INVALID_ARGUMENT: no such part,
- * or the broker is of an older version. */
+ * what it consists of: common/requests/fingerprint.md has the answer to
+ * `fingerprint`. *text: valid until this reader's next call. INVALID_ARGUMENT:
+ * no such part, or the broker is of an older version. */
 PENSTOCK_API int penstock_fingerprint(penstock_reader* reader, const char* part,
                                       const char** text);
 
