@@ -198,8 +198,8 @@ class Folder(Meeting):
             if self._here is not None:
                 found = self._read(f"{self._here}/{self._round}.all", self.size * 32)
                 if found is not None:
-                    heard, _, told = found.partition(b"\n")
-                    mine = _parsed(heard)
+                    others, _, told = found.partition(b"\n")
+                    mine = _parsed(others)
                     if self._round > 1 or isinstance(mine, dict) and (
                             mine.get(str(self.number)) == self._nonce.decode()):
                         return told
@@ -418,8 +418,9 @@ def _by_itself(number: int, size: int, name: str) -> Optional[Meeting]:
             return Horovod(module)
     if "jax" in sys.modules:
         state = getattr(sys.modules.get("jax._src.distributed"), "global_state", None)
-        if getattr(state, "client", None) is not None:
-            return _of_jax(state.client, number, size, name)
+        client = getattr(state, "client", None)
+        if client is not None:
+            return _of_jax(client, number, size, name)
     mpi = sys.modules.get("mpi4py.MPI")
     if (mpi is not None and mpi.Is_initialized() and not mpi.Is_finalized()
             and mpi.COMM_WORLD.Get_size() == size > 1):
@@ -768,7 +769,7 @@ def _choose_row(hellos: Told, ask: Ask) -> Any:
         weights, row = hello.get("weights"), hello.get("free")
         if weights is not None and not _numbers(weights):
             raise _Disagree(f"weights: rank {each} proposes what are no weights")
-        if not _numbers(row) or len(row) != 2:
+        if row is None or not _numbers(row) or len(row) != 2:
             raise _Disagree(f"weights: rank {each} is of another version")
         if weights is not None:
             proposed.setdefault(json.dumps(weights), each)
