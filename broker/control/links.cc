@@ -84,6 +84,7 @@ void Links::Lend(const std::shared_ptr<Job>& job) {
         });
     if (!fd.ok()) {
       Log<"job-not-lent">(job->key(), fd.status().message());
+      refused_.insert(job);
       return;
     }
     const uint64_t number = ++last_lent_;
@@ -167,6 +168,7 @@ Links::Answer Links::Makers(uint64_t id, const nlohmann::json& request) {
 
 void Links::Tick() {
   if (links_.empty()) return;
+  std::erase_if(refused_, [](const auto& job) { return job.expired(); });
   for (auto it = lent_.begin(); it != lent_.end();) {
     const auto& [number, lent] = *it;
     const std::shared_ptr<Job> job = lent.job.lock();
@@ -187,7 +189,7 @@ void Links::Tick() {
   for (const std::shared_ptr<Job>& job : jobs_->Running()) {
     if (job->remote() == nullptr) continue;
     job->TickRemote();
-    if (!job->remote()->begun() && !job->failed() &&
+    if (!job->remote()->begun() && !refused_.contains(job) && !job->failed() &&
         !job->Locked(&Delivery::AllDelivered)) {
       Lend(job);
     }

@@ -17,6 +17,7 @@
 #include <map>
 #include <memory>
 #include <nlohmann/json.hpp>
+#include <set>
 #include <utility>
 #include <vector>
 
@@ -73,6 +74,8 @@ class Links {
   std::map<uint64_t, Linked> links_;  // by connection
   std::map<uint64_t, Lent> lent_;     // by number, never used again
   uint64_t last_lent_ = 0;
+  // Whose memory for rows of makers could not be had.
+  std::set<std::weak_ptr<Job>, std::owner_less<>> refused_;
 };
 
 }  // namespace penstock

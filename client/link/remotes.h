@@ -1,8 +1,8 @@
 // Where makers are found: the value of `penstock link use --remote`.
 //
 //   HOST:PORT,HOST:PORT   these
-//   dns:NAME[:PORT]       every address of this name, such as a headless
-//   service file:PATH             the lines of this file, HOST:PORT each
+//   dns:NAME[:PORT]       every address of this name (a headless service)
+//   file:PATH             the lines of this file, HOST:PORT each
 #ifndef CLIENT_LINK_REMOTES_H_
 #define CLIENT_LINK_REMOTES_H_
 
