@@ -567,6 +567,7 @@ void DiskCache::Seal() {
     Log<"cache-stopped">(where(), std::strerror(errno));
     return;
   }
+  flock(index_.get(), LOCK_UN);  // nobody writes what is complete
   complete_.store(true, std::memory_order_release);
   Log<"snapshot-complete">(path_, header.records);
 }
