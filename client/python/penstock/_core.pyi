@@ -1,4 +1,4 @@
-# The types of module.cc, for type checkers and editors.
+# The types of module/, for type checkers and editors.
 from typing import Any, Dict, List, Optional, Tuple, Union
 
 version: str
