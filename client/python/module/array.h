@@ -36,7 +36,7 @@ struct Feature {
 // A tuple; None where batches differ.
 Object ShapeOf(const Feature& feature);
 
-// Of a code, or of a name; raises an error of Python where there is none.
+// The dtype of a code, and the code of a name. Raise where there is none.
 const DType* DTypeOf(uint32_t dtype);
 uint32_t DTypeNamed(const std::string& name);
 
