@@ -20,7 +20,7 @@ import time
 import numpy as np
 import penstock
 import pytest
-from penstock import agreement
+from penstock import agreement, meetings
 
 FILES, ROWS = 150, 4  # more files than the broker tells of at once
 
@@ -212,7 +212,7 @@ def test_two_jobs_of_one_name_are_told(launch, tmp_path):
     """Of a folder: two first ranks."""
     results = launch.run(ranks=[0], wait_s=3)
     assert "nothing came" in str(results[0])
-    folder = agreement.Folder(0, 2, str(tmp_path), "run")
+    folder = meetings.Folder(0, 2, str(tmp_path), "run")
     folder.until = time.monotonic() + 20
     errors = []
 
@@ -225,7 +225,7 @@ def test_two_jobs_of_one_name_are_told(launch, tmp_path):
     thread.start()
     while folder._here is None:
         time.sleep(0.001)
-    another = agreement.Folder(0, 2, str(tmp_path), "run")
+    another = meetings.Folder(0, 2, str(tmp_path), "run")
     another._name = folder._name  # the first of its process, too
     another._begin()
     thread.join()
@@ -261,7 +261,7 @@ def test_ranks_that_have_nothing_to_meet_by_warn_once(launch, monkeypatch):
 
 
 def test_one_host_meets_nobody(broker, folders, monkeypatch):
-    monkeypatch.setattr(agreement, "find", lambda *_: pytest.fail("a meeting"))
+    monkeypatch.setattr(meetings, "find", lambda *_: pytest.fail("a meeting"))
     monkeypatch.setenv("PENSTOCK_AGREE", "file:/nowhere")
     for rank in range(2):
         penstock.attach(dataset(folders[0]), rank, 2, local_world_size=2, job="alone",
@@ -324,7 +324,7 @@ def hello(**value):
 def test_a_process_that_lies_ends_the_meeting_with_an_error(broker, folders, values):
     with penstock.attach(dataset(folders[0]), socket=broker.socket, job="honest") as reader:
         lying = Lying(*values)
-        meeting = agreement.Stored(0, 2, "lie", lying.put, lying.take)
+        meeting = meetings.Stored(0, 2, "lie", lying.put, lying.take)
         with pytest.raises(penstock.Error) as error:
             agreement.compare(meeting, reader._core, "", 0.3)
     text = str(error.value)
@@ -340,7 +340,7 @@ def test_a_process_that_lies_ends_the_meeting_with_an_error(broker, folders, val
 def test_a_first_process_that_lies(broker, folders, told):
     with penstock.attach(dataset(folders[0]), socket=broker.socket, job="honest") as reader:
         lying = Lying(*[told] * 100)
-        meeting = agreement.Stored(1, 2, "lie", lying.put, lying.take)
+        meeting = meetings.Stored(1, 2, "lie", lying.put, lying.take)
         with pytest.raises(penstock.Error, match="process 0"):
             agreement.compare(meeting, reader._core, "", 0.3)
 

@@ -17,7 +17,7 @@ from typing import (Any, Callable, Dict, Iterator, List, Mapping, Optional, Sequ
 
 import numpy as np
 
-from penstock import _core, agreement, errors
+from penstock import _core, agreement, errors, meetings
 from penstock.batch import Batch, Features, Holds, TensorSpec
 from penstock.dataset import Dataset
 from penstock.spec_values import Path
@@ -412,7 +412,7 @@ class _Hosts:
         if processes == local or isinstance(error, errors.AlreadyExists):
             return
         try:
-            meeting = agreement.find(self.agree, this, processes, self._name(), self._job())
+            meeting = meetings.find(self.agree, this, processes, self._name(), self._job())
         except (errors.Error, TypeError):
             return
         if meeting is not None:
@@ -428,10 +428,10 @@ class _Hosts:
         return agreement.agree_on_weights(
             meeting, core, None if weights is None else _weights(weights), self._wait_s)
 
-    def _meeting(self, core: _core.Reader) -> Optional[agreement.Meeting]:
+    def _meeting(self, core: _core.Reader) -> Optional[meetings.Meeting]:
         number, size = self.place or (core.rank * core.replicas + core.replica,
                                       core.world_size * core.replicas)
-        return agreement.find(self.agree, number, size, self._name(), self._job())
+        return meetings.find(self.agree, number, size, self._name(), self._job())
 
     def _name(self) -> str:
         return agreement.name_of(self._options)
