@@ -434,7 +434,7 @@ def _of_torch(store: Any, number: int, size: int, name: str) -> Meeting:
     from datetime import timedelta
 
     def gone(error: RuntimeError) -> errors.Unavailable:
-        return errors.Unavailable(f"the store of torch.distributed is gone: {first_line(error)}")
+        return errors.Unavailable(f"the store of torch.distributed is gone: {_first_line(error)}")
 
     def put(key: str, value: bytes) -> None:
         try:
@@ -472,13 +472,13 @@ def _of_jax(client: Any, number: int, size: int, name: str) -> Meeting:
         except Exception as error:  # jaxlib's class of it has no public name
             if "DEADLINE_EXCEEDED" not in str(error) and "NOT_FOUND" not in str(error):
                 raise errors.Unavailable("jax.distributed's client: "
-                                         f"{first_line(error)}") from None
+                                         f"{_first_line(error)}") from None
             return None
 
     return Stored(number, size, _name_in(client, name, size), put, take)
 
 
-def first_line(error: BaseException) -> str:
+def _first_line(error: BaseException) -> str:
     return (str(error).splitlines() or [""])[0][:300]
 
 
