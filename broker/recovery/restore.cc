@@ -3,6 +3,24 @@
 #include <algorithm>
 
 namespace penstock {
+namespace {
+
+// A batch that its process takes meanwhile, which was evicted and lives, is in
+// both or in neither.
+std::pair<uint64_t, std::vector<FormerBatch>> Read(const CursorPage& page,
+                                                   const Plan& plan) {
+  constexpr int kTries = 100;  // it may do so for ever
+  uint64_t position = FormerPosition(page, plan);
+  std::vector<FormerBatch> batches;
+  for (int i = 0; i < kTries; ++i) {
+    batches = FormerBatches(page);
+    const uint64_t after = FormerPosition(page, plan);
+    if (std::exchange(position, after) == after) break;
+  }
+  return {position, std::move(batches)};
+}
+
+}  // namespace
 
 std::vector<Delivery::FormerConsumer> RestoreRanks(
     const std::vector<FormerProcess>& processes,
@@ -26,9 +44,16 @@ std::vector<Delivery::FormerConsumer> RestoreRanks(
         known = process->reconnects;
         continue;
       }
-      restored.position = std::max({restored.position, process->from,
-                                    FormerPosition(*process->page, plan)});
-      for (const FormerBatch& batch : FormerBatches(*process->page)) {
+      const auto [position, batches] = Read(*process->page, plan);
+      restored.position =
+          std::max({restored.position, process->from, position});
+      // What an evicted one took after its place was free, this one had in
+      // turn.
+      std::erase_if(redo, [&](uint64_t step) {
+        const uint64_t begin = PositionOfStep(step);
+        return process->from <= begin && begin < position;
+      });
+      for (const FormerBatch& batch : batches) {
         restored.phase = std::max(restored.phase, PhaseOfStep(batch.step));
         if (batch.released || process->reconnects || process->left) {
           redo.erase(batch.step);

@@ -305,6 +305,7 @@ class Broker {
     kept.attaches[attach_[rank]] = {session.number, rank, joined->position,
                                     &session.page, false};
     seat_[rank] = joined->seat;
+    if (!delivery_->gathering()) RetireFormer(session.number);
     TryGather();
     FinishFormer();
     session.seat = joined->seat;
@@ -315,6 +316,15 @@ class Broker {
     }
     SendRanksChanged();
     return answers_ = true;
+  }
+
+  // As in JobTable.
+  void RetireFormer(uint32_t number) {
+    std::erase_if(former_, [&](const auto& item) {
+      if (item.second.number != number) return false;
+      retired_.push_back(item.first);
+      return true;
+    });
   }
 
   void Gone(int rank) {

@@ -157,6 +157,9 @@ class Rank {
     // As in RankReader: of the former instance only, not of one before that.
     while (!held_.empty() && held_.front().instance != instance_)
       ReleaseOldest();
+    if (world_.config.slow && number_ + 1 == world_.config.world) {
+      run_.WaitUntilOthersSleep();
+    }
     CursorPage* const former = &session().page;
     ++instance_;
     return Request(former);

@@ -343,6 +343,10 @@ TEST_F(DeliverySimulationTest, ReplicasAndTwoDeathsOfTheBroker) {
   config.hold = 2;
   config.instances = 3;
   NeverFailsAtRandom("replicas, two brokers die", config, 3'000, 4);
+  config.may_die = 1;
+  config.replacements = 1;
+  config.slow = true;
+  NeverFailsAtRandom("replicas, a slow one, two brokers die", config, 3'000, 3);
 }
 
 TEST_F(DeliverySimulationTest, ReplicasOweStepsWhenOneAndTheBrokerDie) {

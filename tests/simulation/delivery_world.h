@@ -59,6 +59,9 @@ struct Config {
   // The last ranks, this many, attach at any time: first, in between, or after
   // the others have left.
   uint32_t late = 0;
+  // The last rank connects to another broker when all others wait: perhaps one
+  // that came and died meanwhile.
+  bool slow = false;
   // The eviction of rank 0 is requested once.
   bool evict = false;
 };

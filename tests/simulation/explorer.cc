@@ -12,6 +12,9 @@
 namespace penstock::simulation {
 namespace {
 
+// What a process awaits in WaitUntilOthersSleep.
+const std::function<bool()> kOthersSleep = [] { return false; };
+
 // Thrown in a process to leave its lambda: the run is over.
 struct RunOver {};
 
@@ -226,6 +229,14 @@ void Explorer::Enumerate(int last) {
   for (int i = 0; i < process_count_; ++i) {
     if (memory_.buffered(i)) enabled_.push_back({Act::kFlush, i});
   }
+  if (enabled_.empty()) {
+    for (int i = 0; i < process_count_; ++i) {
+      const Process& process = *processes_[i];
+      if (process.awaits == &kOthersSleep && !process.dead && !process.done) {
+        enabled_.push_back({Act::kStep, i});
+      }
+    }
+  }
   if (enabled_.empty()) return;  // a death is no progress
   if (deaths_ == options_.deaths_max) return;
   for (int i = 0; i < process_count_; ++i) {
@@ -433,8 +444,8 @@ uint64_t Explorer::Load(const void* word, uint32_t bytes, Order order) {
   if (over_) throw RunOver{};
   bool race = false;
   const uint64_t value = memory_.Read(self, word, location, order, age, &race);
-  Trace("  {:10} load  {} = {} {}{}\n", processes_[self]->name,
-        Called(word), value, NameOf(order),
+  Trace("  {:10} load  {} = {} {}{}\n", processes_[self]->name, Called(word),
+        value, NameOf(order),
         age > 0 ? Format(", {} older than the newest", age) : "");
   if (race) FailInProcess("data race: read of " + Called(word));
   if (memory_.overflowed()) FailInProcess("too many accesses of one word");
@@ -451,13 +462,12 @@ void Explorer::Store(void* word, uint32_t bytes, uint64_t value, Order order) {
     Schedule(self);
   }
   if (!memory_.MayWrite(self, location)) {
-    FailInProcess("store by another than the one writer of " +
-                  Called(word));
+    FailInProcess("store by another than the one writer of " + Called(word));
   }
   bool race = false;
   memory_.Write(self, word, location, value, order, &race);
-  Trace("  {:10} store {} = {} {}\n", processes_[self]->name,
-        Called(word), value, NameOf(order));
+  Trace("  {:10} store {} = {} {}\n", processes_[self]->name, Called(word),
+        value, NameOf(order));
   if (race) FailInProcess("data race: write of " + Called(word));
   if (memory_.overflowed()) FailInProcess("too many accesses of one word");
   Digest(self, 0);
@@ -632,6 +642,8 @@ void Run::WaitUntil(const std::function<bool()>& predicate) {
   explorer_.Trace("  {:10} goes on\n",
                   explorer_.processes_[explorer_.current_]->name);
 }
+
+void Run::WaitUntilOthersSleep() { WaitUntil(kOthersSleep); }
 
 void Run::Observe(uint64_t value) {
   if (explorer_.in_process()) explorer_.Digest(explorer_.current_, value);

@@ -104,6 +104,8 @@ class Run {
 
   // Sleeps until predicate, of things other than shared words, holds.
   void WaitUntil(const std::function<bool()>& predicate);
+  // Sleeps until no other process can go on: a slow one.
+  void WaitUntilOthersSleep();
   // The process has learnt value other than from a shared word.
   void Observe(uint64_t value);
   // A point without an access where the process may be interrupted or die.

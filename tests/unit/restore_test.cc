@@ -101,6 +101,30 @@ TEST_F(RestoreTest, WhoComesWhenAllAreDeadJoinsWhereTheFurthestWas) {
   EXPECT_TRUE(gathered.consumers.empty());
 }
 
+// It took a batch after its place was free, from where its replacement began.
+// The page of that one no longer has the batch: its lease was used again.
+TEST_F(RestoreTest, WhatAnEvictedRankTookInsteadOfItsReplacementIsNotOwed) {
+  CursorPage evicted{};
+  evicted.position = kBatch;
+  evicted.taken = 1;
+  evicted.leases[0].generation = 1;
+  evicted.leases[0].step = StepId(0, 0);
+  CursorPage replacement{};
+  replacement.position = 2 * kBatch;
+  replacement.taken = 2;
+  replacement.released[0] = 2;
+  replacement.leases[0].generation = 2;
+  replacement.leases[0].step = StepId(kBatch, 0);
+  const auto redo = [&](uint64_t begins_at) {
+    return RestoreRanks({{.rank = 0, .page = &evicted},
+                         {.rank = 0, .from = begins_at, .page = &replacement}},
+                        {}, MakePlan())[0]
+        .redo;
+  };
+  EXPECT_THAT(redo(0), IsEmpty());
+  EXPECT_THAT(redo(kBatch), ElementsAre(StepId(0, 0)));
+}
+
 TEST_F(RestoreTest, AllIsHere) {
   for (const Lag lag : {Lag::kBlock, Lag::kSkip, Lag::kFail}) {
     const auto gathered = Gather(lag, {{10 * kBatch, 20 * kBatch, false}});
