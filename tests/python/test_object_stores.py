@@ -34,7 +34,6 @@ def own_broker(tmp_path, monkeypatch):
     """A broker with a cache folder of its own."""
     monkeypatch.setenv("PENSTOCK_CACHE_DIR", str(tmp_path / "cache"))
     with penstock.broker(workers=2) as started:
-        monkeypatch.setenv("PENSTOCK_SOCKET", started.socket)
         yield started
 
 
@@ -93,7 +92,6 @@ def test_a_copy_outlives_its_broker(store, tmp_path, monkeypatch):
     store.files = {"a.bin": data.tobytes()}
     for times in range(3):
         with penstock.broker(workers=2) as started:
-            monkeypatch.setenv("PENSTOCK_SOCKET", started.socket)
             rows = np.concatenate(rows_of(fixed(store.url + "/a.bin", 1000, shuffle={"seed": 1})))
             assert same_records(rows, data)
             assert store.sent == data.nbytes

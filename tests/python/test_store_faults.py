@@ -40,11 +40,10 @@ def broker_of(tmp_path, monkeypatch):
         context = penstock.broker(workers=2)
         started.append(context)
         broker = context.__enter__()
-        monkeypatch.setenv("PENSTOCK_SOCKET", broker.socket)
         return broker
 
     yield start
-    for context in started:
+    for context in reversed(started):
         context.__exit__(None, None, None)
 
 
@@ -452,7 +451,6 @@ def test_copies_of_a_killed_fetcher_are_read_when_they_are_whole(store, tmp_path
     store.files = {"a.bin": data.tobytes()}
     dataset = fixed(store.url + "/a.bin", 8192, batch=100)
     with penstock.broker(workers=2) as started:
-        monkeypatch.setenv("PENSTOCK_SOCKET", started.socket)
         assert np.array_equal(np.concatenate(rows_of(dataset)), data)
         for pid in fetchers():
             os.kill(pid, signal.SIGKILL)
@@ -463,7 +461,6 @@ def test_copies_of_a_killed_fetcher_are_read_when_they_are_whole(store, tmp_path
             file.write(b"damage")
     store.sent = 0
     with penstock.broker(workers=2) as started:
-        monkeypatch.setenv("PENSTOCK_SOCKET", started.socket)
         assert np.array_equal(np.concatenate(rows_of(dataset)), data)
     assert store.sent < data.nbytes / 2
 
