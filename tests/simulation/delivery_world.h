@@ -243,6 +243,7 @@ struct World {
     for (int i = 0; i < ranks; ++i) {
       run.Check(
           works_on[i] == nullptr || run.dead(rank_process[i]) ||
+              evicted_processes.contains(i) ||
               AnyUntaken(*works_on[i], of_instance[i].page),
           "a batch is ready, rank {} has none untaken, and the broker sleeps",
           of_instance[i].number);
