@@ -5,19 +5,22 @@
 namespace penstock {
 namespace {
 
+struct FormerPage {
+  uint64_t position;
+  std::vector<FormerBatch> batches;
+};
+
 // A batch that its process takes meanwhile, which was evicted and lives, is in
 // both or in neither.
-std::pair<uint64_t, std::vector<FormerBatch>> Read(const CursorPage& page,
-                                                   const Plan& plan) {
+FormerPage Read(const CursorPage& page, const Plan& plan) {
   constexpr int kTries = 100;  // it may do so for ever
-  uint64_t position = FormerPosition(page, plan);
-  std::vector<FormerBatch> batches;
+  FormerPage read = {FormerPosition(page, plan), {}};
   for (int i = 0; i < kTries; ++i) {
-    batches = FormerBatches(page);
+    read.batches = FormerBatches(page);
     const uint64_t after = FormerPosition(page, plan);
-    if (std::exchange(position, after) == after) break;
+    if (std::exchange(read.position, after) == after) break;
   }
-  return {position, std::move(batches)};
+  return read;
 }
 
 }  // namespace
@@ -44,16 +47,16 @@ std::vector<Delivery::FormerConsumer> RestoreRanks(
         known = process->reconnects;
         continue;
       }
-      const auto [position, batches] = Read(*process->page, plan);
+      const FormerPage page = Read(*process->page, plan);
       restored.position =
-          std::max({restored.position, process->from, position});
+          std::max({restored.position, process->from, page.position});
       // What an evicted one took after its place was free, this one had in
       // turn.
       std::erase_if(redo, [&](uint64_t step) {
         const uint64_t begin = PositionOfStep(step);
-        return process->from <= begin && begin < position;
+        return process->from <= begin && begin < page.position;
       });
-      for (const FormerBatch& batch : batches) {
+      for (const FormerBatch& batch : page.batches) {
         restored.phase = std::max(restored.phase, PhaseOfStep(batch.step));
         if (batch.released || process->reconnects || process->left) {
           redo.erase(batch.step);
