@@ -61,14 +61,15 @@ class AgreementTest : public FolderTest {
   // Names of the parts that differ.
   static std::vector<std::string> Differing(const Host& a, const Host& b) {
     const json of_a = Agreement(a.options, *a.dataset, a.weights).Parts();
-    std::map<std::string, std::string> of_b;
+    std::map<std::string, json> of_b;
     for (const json& part :
          Agreement(b.options, *b.dataset, b.weights).Parts()) {
-      of_b[part[0]] = part[1];
+      of_b[part[0].get<std::string>()] = part[1];
     }
     std::vector<std::string> names;
     for (const json& part : of_a) {
-      if (of_b[part[0]] != part[1]) names.push_back(part[0]);
+      const auto name = part[0].get<std::string>();
+      if (of_b[name] != part[1]) names.push_back(name);
     }
     return names;
   }
