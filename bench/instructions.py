@@ -18,6 +18,7 @@ AVX-512, so the transforms are counted as AVX2; the kernel's are not counted.
     cmake -S . -B build/dev -DCMAKE_BUILD_TYPE=RelWithDebInfo && cmake --build build/dev
     bench/make_photographs.py --out photographs
     bench/instructions.py --build build/dev --photographs photographs
+    bench/instructions.py --build build/dev      # rows that cost nothing
 """
 
 import argparse
@@ -44,6 +45,13 @@ map:
 batch: {{size: 64}}
 epochs: {epochs}
 """
+FREE = """\
+dataset: free
+source: {{range: 128000}}
+shuffle: {{seed: 42}}
+batch: {{size: 64}}
+epochs: {epochs}
+"""
 RANKS = 4
 START_LIMIT_S = 60
 KINDS = [  # the first that matches file, function or library
@@ -60,7 +68,8 @@ LINE = re.compile(r"\s*([\d,]+) \(\s*[\d.]+%\)\s+(.*)")
 def count(build, folder, photographs, epochs):
     """{function: instructions} of one broker process."""
     spec = folder / "photographs.yaml"
-    spec.write_text(SPEC.format(photographs=photographs, epochs=epochs))
+    spec.write_text((SPEC if photographs else FREE).format(
+        photographs=photographs, epochs=epochs))
     config = folder / "penstockd.yaml"
     # Valgrind writes code as it runs, which the sandbox forbids.
     config.write_text("workers: 1\nsandbox: off\n")
@@ -107,14 +116,15 @@ def main():
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--build", type=pathlib.Path, required=True)
-    parser.add_argument("--photographs", type=pathlib.Path, required=True)
+    parser.add_argument("--photographs", type=pathlib.Path,
+                        help="default: none, rows that cost nothing instead")
     parser.add_argument("--json", action="store_true", help="print JSON")
     arguments = parser.parse_args()
     if shutil.which("valgrind") is None:
         print("instructions.py: nothing measured: valgrind is not installed"
               " (apt install valgrind)")
         return
-    photographs = arguments.photographs.resolve()
+    photographs = arguments.photographs and arguments.photographs.resolve()
     with tempfile.TemporaryDirectory() as folder:
         folder = pathlib.Path(folder)
         one, few = count(arguments.build, folder, photographs, 1)
@@ -131,7 +141,7 @@ def main():
     if arguments.json:
         print(json.dumps({"instructions_per_sample": kinds}))
         return
-    print(f"instructions a sample, over {many - few} samples")
+    print(f"{total:,.0f} instructions a sample, over {many - few} samples")
     for kind, instructions in kinds.most_common():
         print(f"  {kind:17} {instructions:11,.0f}  {instructions / total:6.2%}")
     print("most of its own:")

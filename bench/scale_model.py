@@ -15,12 +15,16 @@ What each would allow alone is printed beside what all together give.
 
 What it is for: the lock of a job is the one thing that all workers share.
 
+--hosts asks the same of training hosts whose rows other hosts make: a sum, no
+simulation, with the costs of makers.py. A link is one thread for each host.
+
 Limits: no two jobs, no hyper-threads, no frequency that sinks with the load;
 memory is charged by bytes, caches are not modelled; decoding costs the same on
-every core.
+every core. Between hosts: no switch that is narrower than its ports, no rows that come late.
 
     bench/scale_model.py
     bench/scale_model.py --workers 16,32,64 --decode-us 200 --disks 2
+    bench/scale_model.py --hosts 1:4,8:32,64:256
 """
 
 import argparse
@@ -205,6 +209,43 @@ def simulate(costs, workers):
     }
 
 
+def between_hosts(costs, training, makers):
+    """Rows a second of all training hosts together that each part would allow."""
+    receive, decode = costs.receive_us * 1e-6, costs.decode_us * 1e-6
+
+    def with_remote(rows):
+        """What comes from others, in rows a second of one training host, and what its
+        processors make beside receiving it."""
+        rows = min(rows, costs.training_cores / receive)
+        return training * (rows + (costs.training_cores - rows * receive) / decode)
+
+    network = costs.network_gbit_s * 1e9 / 8 / costs.row_bytes
+    # An ask waits for the links and for a row to be made; 1.5 answers are under way.
+    answer = decode + costs.ask_rows * (costs.serve_us + costs.use_us) * 1e-6
+    return {
+        "training hosts' processors": with_remote(float("inf")),
+        "training hosts' links": with_remote(1e6 / costs.use_us),
+        "training hosts' networks": with_remote(network),
+        "places for rows": with_remote(costs.places / (1.5 * answer)),
+        "makers' processors": with_remote(makers / training * costs.maker_cores /
+                                          (decode + costs.send_us * 1e-6)),
+        "makers' links": with_remote(makers / training * 1e6 / costs.serve_us),
+        "makers' networks": with_remote(makers / training * network),
+    }
+
+
+def print_between_hosts(costs):
+    for pair in costs.hosts.split(","):
+        training, makers = map(int, pair.split(":"))
+        limits = between_hosts(costs, training, makers)
+        first = min(limits, key=limits.get)
+        print(f"\ntraining hosts: {training}, that make rows: {makers}: "
+              f"{limits[first]:,.0f} rows/s, {limits[first] / training:,.0f} of a training "
+              f"host; first to saturate: {first}\n  connections of a maker: {4 * training} of 256")
+        for part, limit in sorted(limits.items(), key=lambda item: item[1]):
+            print(f"  {part:27} {limit:>13,.0f} rows/s")
+
+
 def main():
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
@@ -238,8 +279,24 @@ def main():
     add("--disk-latency-us", type=float, default=90)
     add("--cached", type=float, default=0, help="share of the files")
     add("--seconds", type=float, default=1, help="simulated")
+    add("--hosts", metavar="TRAINING:MAKERS,...",
+        help="hosts whose rows others make, instead")
+    add("--training-cores", type=int, default=16, help="of a training host, for data")
+    add("--maker-cores", type=int, default=64, help="of another host")
+    add("--network-gbit-s", type=float, default=100, help="of a host")
+    add("--receive-us", type=float, default=132,
+        help="CPU time of a training host to have a row of another (makers.py)")
+    add("--use-us", type=float, default=54, help="of it, of the link")
+    add("--send-us", type=float, default=112,
+        help="CPU time of another host to send a row, beside making it (makers.py)")
+    add("--serve-us", type=float, default=92, help="of it, of the link")
+    add("--ask-rows", type=int, default=6, help="of 1 MiB")
+    add("--places", type=int, default=891, help="for rows of other hosts, of 128 MiB")
     add("--json", action="store_true")
     costs = parser.parse_args()
+    if costs.hosts:
+        print_between_hosts(costs)
+        return
     results = [simulate(costs, int(count)) for count in costs.workers.split(",")]
     if costs.json:
         print(json.dumps(results))

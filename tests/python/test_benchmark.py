@@ -6,6 +6,8 @@ import pathlib
 import subprocess
 import sys
 
+import pytest
+
 BENCH = pathlib.Path(__file__).parents[2] / "bench"
 BENCHMARK = BENCH / "python_benchmark.py"
 
@@ -38,3 +40,12 @@ def test_groups_are_measured():
         if way != "penstock":  # the broker reads ahead
             assert read == (replicas if way == "each" else 1)
         assert cpu_s >= 0 and mib > 0 and p99_ms > 0 and mean_ms > 0
+
+
+def test_rows_of_other_hosts_are_measured():
+    result = subprocess.run([sys.executable, str(BENCH / "makers.py"), "--tiny"], text=True,
+                            capture_output=True, timeout=300)
+    if result.returncode == 77:
+        pytest.skip(result.stderr)
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert "over a bare socket's" in result.stdout
