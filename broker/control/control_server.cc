@@ -46,15 +46,27 @@ Fd PidfdOf(int socket, pid_t pid) {
   return Fd(static_cast<int>(syscall(SYS_pidfd_open, pid, 0)));
 }
 
-// So far, by listings of object stores that are under way.
-uint64_t ListedObjects() {
+// The progress of a job that waits for object stores; null: of none.
+nlohmann::json StoresProgress() {
   const Stores* const stores = FileAccess::stores();
-  if (stores == nullptr) return 0;
+  if (stores == nullptr) return nullptr;
   const nlohmann::json use = stores->UseJson();
-  const auto found = use.find("listing");
-  return found == use.end() || !found->is_number_unsigned()
-             ? 0
-             : found->get<uint64_t>();
+  const auto count = [&use](const char* key) -> uint64_t {
+    const auto found = use.find(key);
+    return found == use.end() || !found->is_number_unsigned()
+               ? 0
+               : found->get<uint64_t>();
+  };
+  if (const auto silent = use.find("silent");
+      silent != use.end() && silent->is_string()) {
+    return {{"stage",
+             Format("waiting for {}, seconds", silent->get<std::string>())},
+            {"done", count("silent_s")},
+            {"total", count("silent_max_s")}};
+  }
+  const uint64_t listed = count("listing");
+  if (listed == 0) return nullptr;
+  return {{"stage", "listing"}, {"done", listed}, {"total", 0}};
 }
 
 }  // namespace
@@ -426,16 +438,19 @@ void ControlServer::Tick() {
     if (connection.waiting &&
         jobs_->Progress(std::max(connection.attach, connection.inspect), &done,
                         &total, &fetches)) {
-      const uint64_t listed = done + total > 0 ? 0 : ListedObjects();
-      Reply(
-          &connection,
-          {{"event", "progress"},
-           {"stage", listed > 0     ? "listing"
-                     : fetches == 0 ? "indexing"
-                                    : Format("indexing, fetches up to {} once",
-                                             BytesText(fetches))},
-           {"done", done + listed},
-           {"total", total}});
+      nlohmann::json event = {
+          {"stage", fetches == 0 ? "indexing"
+                                 : Format("indexing, fetches up to {} once",
+                                          BytesText(fetches))},
+          {"done", done},
+          {"total", total}};
+      if (done == 0) {
+        if (auto stores = StoresProgress(); stores.is_object()) {
+          event = std::move(stores);
+        }
+      }
+      event["event"] = "progress";
+      Reply(&connection, event);
     }
   }
   for (const uint64_t id : silent) Drop(id);

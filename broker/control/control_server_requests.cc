@@ -698,7 +698,11 @@ ControlServer::Answer ControlServer::ShowStatus(const Call& call) {
   }
   if (const Stores* const stores = FileAccess::stores()) {
     if (nlohmann::json use = stores->UseJson(); !use.empty()) {
-      use.erase("listing");  // which whoever waits for it is shown
+      // Which whoever waits for them is shown.
+      for (const char* key :
+           {"listing", "silent", "silent_s", "silent_max_s"}) {
+        use.erase(key);
+      }
       answer["stores"] = std::move(use);
     }
   }

@@ -114,7 +114,8 @@ StatusOr<std::unique_ptr<Fetcher>> Fetcher::Connect(std::string socket) {
       return FailedPreconditionError(
           "this service reads object stores by penstock-fetch.service, whose "
           "socket {} does not answer ({}): systemctl enable --now "
-          "penstock-fetch.socket",
+          "penstock-fetch.socket (if it has failed, journalctl -u "
+          "penstock-fetch says why)",
           path, std::strerror(errno));
     }
     return link;
@@ -235,28 +236,27 @@ StatusOr<RemoteFolder> Fetcher::OpenFolder(const std::string& url,
   RemoteFolder folder;
   PENSTOCK_ASSIGN_OR_RETURN(folder.file, FileOf(url, room, call.get()));
   call->answers.pop_back();
-  uint64_t offset = 0;
   for (const nlohmann::json& answer : call->answers) {
-    const auto names = answer.find("names");
-    const auto sizes = answer.find("sizes");
-    if (names == answer.end() || sizes == answer.end() || !names->is_array() ||
-        !sizes->is_array() || names->size() != sizes->size()) {
-      return UnavailableError("{}: {}", url, kOddAnswer);
-    }
-    for (size_t i = 0; i < names->size(); ++i) {
-      if (!(*names)[i].is_string() || !(*sizes)[i].is_number_unsigned()) {
+    const auto array = [&answer](const char* key) {
+      const auto found = answer.find(key);
+      return found != answer.end() && found->is_array()
+                 ? *found
+                 : nlohmann::json::array();
+    };
+    const nlohmann::json names = array("names");
+    const nlohmann::json sizes = array("sizes");
+    const nlohmann::json offsets = array("offsets");
+    for (size_t i = 0; i < names.size(); ++i) {
+      if (i >= sizes.size() || i >= offsets.size() || !names[i].is_string() ||
+          !sizes[i].is_number_unsigned() || !offsets[i].is_number_unsigned()) {
         return UnavailableError("{}: {}", url, kOddAnswer);
       }
-      folder.names.push_back((*names)[i].get<std::string>());
-      folder.bytes.push_back((*sizes)[i].get<uint64_t>());
-      folder.offsets.push_back(offset);
-      // No sum of sizes is trusted.
-      if (folder.bytes.back() > folder.file->bytes() - offset) {
-        return UnavailableError("{}: {}", url, kOddAnswer);
-      }
-      offset += (folder.bytes.back() + RemoteFile::kBlockBytes - 1) /
-                RemoteFile::kBlockBytes * RemoteFile::kBlockBytes;
-      if (offset > folder.file->bytes()) {
+      folder.names.push_back(names[i].get<std::string>());
+      folder.bytes.push_back(sizes[i].get<uint64_t>());
+      folder.offsets.push_back(offsets[i].get<uint64_t>());
+      const uint64_t all = folder.file->bytes();
+      if (folder.offsets.back() > all ||
+          folder.bytes.back() > all - folder.offsets.back()) {
         return UnavailableError("{}: {}", url, kOddAnswer);
       }
     }

@@ -3,6 +3,7 @@
 
 import array
 import bisect
+import contextlib
 import ctypes
 import fcntl
 import hashlib
@@ -20,6 +21,9 @@ BLOCK = 4096
 PASSING_SHARE, PASSING_SHARE_SMALL, PASSING_SMALL = 32, 8, 4 << 20
 AHEAD_MAX, PASSING_MAX = 1 << 30, 2 << 30
 COPIES_MAX = 64  # of one object: of brokers that run beside each other
+# The copy of a folder begins anew when objects that are gone had more of it than this many
+# times what the others have.
+GONE_MAX = 1
 LOOK_S = 1  # between searches for copies that are not used
 FULL = (28, 122)  # ENOSPC, EDQUOT
 PUNCH_HOLE = 0x01 | 0x02  # FALLOC_FL_KEEP_SIZE, FALLOC_FL_PUNCH_HOLE
@@ -61,13 +65,14 @@ def locked(path, flags):
 class Copy:
     """The local copy of one version of an object."""
 
-    def __init__(self, folder, url, size, version, inode=None):
+    def __init__(self, folder, url, size, version, inode=None, key=None):
         """inode: of the copy that the broker has; None: any that no other process has,
         which may remove what passes there."""
         self.url, self.bytes, self.version = url, size, version
         self.openings = []
-        name = hashlib.sha256(json.dumps([url, size, version]).encode()).hexdigest()[:32]
-        self.blocks = -(-size // BLOCK)
+        key = key or [url, size, version]
+        name = hashlib.sha256(json.dumps(key).encode()).hexdigest()[:32]
+        self.objects_bytes, self.removed_bytes = size, 0
         self.data = self.lock = None
         try:
             for i in range(COPIES_MAX):
@@ -77,12 +82,14 @@ class Copy:
                 raise Failed(UNAVAILABLE, f"{url}: its local copy was removed from {folder} while "
                              "it was read: attach the job again" if inode else
                              f"{url}: {COPIES_MAX} brokers have local copies of it in {folder}")
+            self.place(inode is not None)
+            self.blocks = -(-self.bytes // BLOCK)
             sums_bytes = max(4 * self.blocks, 4)
             os.ftruncate(self.lock, sums_bytes)
             # To write a page that the disk has no room for would be SIGBUS.
             os.posix_fallocate(self.lock, 0, sums_bytes)
             os.utime(self.path + ".crc")
-            os.ftruncate(self.data, size)
+            os.ftruncate(self.data, self.bytes)
             self.sums = memoryview(mmap.mmap(self.lock, sums_bytes)).cast("I")
             self.inode = os.fstat(self.data).st_ino
         except BaseException:
@@ -107,6 +114,13 @@ class Copy:
         self.close()
         return False
 
+    def place(self, again):
+        """Says where in the copy its objects lie."""
+
+    def seed(self, block):
+        """What its checksum begins with."""
+        return 0
+
     def close(self):
         if self.lock is not None:
             fcntl.flock(self.lock, fcntl.LOCK_UN)  # the mapping has a copy of the descriptor
@@ -129,7 +143,8 @@ class Copy:
             written += os.pwrite(self.data, data[written:], begin + written)
         first = begin // BLOCK
         for i in range(-(-len(data) // BLOCK)):
-            self.sums[first + i] = zlib.crc32(data[i * BLOCK:(i + 1) * BLOCK]) or 1
+            self.sums[first + i] = zlib.crc32(data[i * BLOCK:(i + 1) * BLOCK],
+                                              self.seed(first + i)) or 1
         self.checked[first:first + i + 1] = bytes([kind]) * (i + 1)
 
     def check(self, first, end):
@@ -140,7 +155,7 @@ class Copy:
             data = b""
         for i in range(first, end):
             at = (i - first) * BLOCK
-            if (zlib.crc32(data[at:at + BLOCK]) or 1) == self.sums[i]:
+            if (zlib.crc32(data[at:at + BLOCK], self.seed(i)) or 1) == self.sums[i]:
                 self.checked[i] = KEPT
             else:
                 self.sums[i] = 0
@@ -160,19 +175,87 @@ class Copy:
 
 
 class FolderCopy(Copy):
-    """The local copy of all objects of a folder, each beginning with a block, in byte
-    order of their names."""
+    """The local copy of all objects of a folder, each beginning with a block. Those that an
+    earlier listing had, too, lie where they lay, others behind them; a file beside it says
+    where. A checksum begins with what its object is, so no block is taken for one of another."""
 
     def __init__(self, folder, url, objects, inode=None):
         self.names, self.sizes, self.versions = objects.names, objects.sizes, objects.versions
-        self.firsts = array.array("Q", itertools.accumulate(
-            (-(-size // BLOCK) for size in self.sizes), initial=0))
-        super().__init__(folder, url, self.firsts[-1] * BLOCK, objects.version, inode)
+        self.hashes, self.seeds = objects.hashes, objects.seeds
+        super().__init__(folder, url, 0, objects.version, inode, key=[url])
+        self.objects_bytes = sum(self.sizes)
+        if self.blocks > sum(map(self.blocks_of, range(len(self.sizes)))):
+            end = 0
+            for i in self.order:
+                self.remove_gone(end, self.firsts[i])
+                end = self.firsts[i] + self.blocks_of(i)
+            self.remove_gone(end, self.blocks)
+
+    def blocks_of(self, i):
+        return -(-self.sizes[i] // BLOCK)
+
+    def remove_gone(self, first, end):
+        there = sum(1 for block in range(first, end) if self.sums[block])
+        if there:
+            with contextlib.suppress(OSError):  # they stay
+                self.remove(first, end)
+                self.removed_bytes += there * BLOCK
+
+    def place(self, again):
+        end = os.fstat(self.data).st_size // BLOCK
+        former = self.former()
+        known = dict(zip(*former)) if former else {}
+        live = sum(map(self.blocks_of, range(len(self.sizes))))
+        if not again and (not known or end > (1 + GONE_MAX) * live):
+            self.removed_bytes = os.fstat(self.data).st_blocks * 512
+            known, end = {}, 0
+            os.ftruncate(self.data, 0)
+            os.ftruncate(self.lock, 0)
+        self.firsts = array.array("Q")
+        for i, name in enumerate(self.hashes):
+            first = known.pop(name, None)
+            if first is None or first + self.blocks_of(i) > end:
+                if again:  # the broker reads it elsewhere
+                    raise Failed(UNAVAILABLE, f"{self.url}: its local copy in {self.path} was "
+                                 "damaged while it was read: attach the job again")
+                first, end = end, end + self.blocks_of(i)
+            self.firsts.append(first)
+        self.bytes = end * BLOCK
+        # Those with blocks, by their places.
+        self.order = array.array("Q", sorted(filter(self.sizes.__getitem__, range(
+            len(self.sizes))), key=self.firsts.__getitem__))
+        self.starts = array.array("Q", map(self.firsts.__getitem__, self.order))
+        if former == (self.hashes, self.firsts):
+            return
+        os.ftruncate(self.data, self.bytes)  # what comes later lies behind, whatever happens
+        places = self.hashes.tobytes() + self.firsts.tobytes()
+        with open(self.path + ".part", "wb") as file:
+            file.write(places + struct.pack("<Q", zlib.crc32(places)))
+        os.rename(self.path + ".part", self.path + ".places")
+
+    def former(self):
+        """What its objects are, and their first blocks; None: not known."""
+        try:
+            with open(self.path + ".places", "rb") as file:
+                places = file.read()
+        except OSError:
+            return None
+        places, crc = places[:-8], places[-8:]
+        if len(places) % 16 or crc != struct.pack("<Q", zlib.crc32(places)):
+            return None
+        return (array.array("Q", places[:len(places) // 2]),
+                array.array("Q", places[len(places) // 2:]))
+
+    def at(self, block):
+        return self.order[bisect.bisect_right(self.starts, block) - 1]
+
+    def seed(self, block):
+        return self.seeds[self.at(block)]
 
     def object_of(self, block):
-        i = bisect.bisect_right(self.firsts, block) - 1
+        i = self.at(block)
         return (self.url + self.names[i], self.sizes[i], self.versions[i], self.firsts[i],
-                self.firsts[i + 1])
+                self.firsts[i] + self.blocks_of(i))
 
 
 class Opening:
@@ -283,9 +366,10 @@ class Folder:
                 for name in (lock, path):  # of a process that fetches, of a broker
                     held.append(locked(name, 0))
                 if None not in held:
-                    removed += disk_bytes(lock) + disk_bytes(path)
-                    os.unlink(path)
-                    os.unlink(lock)
+                    for name in (path + ".places", path, lock):
+                        removed += disk_bytes(name)
+                        with contextlib.suppress(FileNotFoundError):
+                            os.unlink(name)
             except OSError:
                 pass  # not a copy, or another broker removes it
             finally:

@@ -18,14 +18,15 @@ Calls:
                                  "ahead", "path"}, and the copy's descriptor; "inode"
                                  in the question: of the copy that the broker has
   {"call": N, "folder": url, "room": bytes or null}
-                                 {"call": N, "names": [...], "sizes": [...], "more": true},
+                                 {"call": N, "names": [...], "sizes": [...],
+                                 "offsets": [...], "more": true},
                                  then as for open
   {"call": N, "version": url}    {"call": N, "version": text}
   {"call": N, "put": url, "from": path}   {"call": N}
   {"call": N, "try": url, "seconds"}      {"call": N, "found": {...}} (python_store_trial.py)
   any                            {"call": N, "error": [code, text]}
   {"observe": bool}              {"span": {...}} of each range that is fetched from now on
-  twice a second, if it changed  {"use": {...}}: `stores` of a status, and "listing"
+  twice a second, if it changed  {"use": {...}}: `stores` of a status, "listing", "silent"
   a range that cannot be had     {"copy": K, "offset", "bytes", "error": [code, text]}
 """
 
@@ -210,7 +211,7 @@ class Fetcher:
                 if self.stores.sections:
                     raise Failed(PERMISSION_DENIED, "a service writes to no store")
                 store, path = self.stores.find(message["put"])
-                await store.put(path, message["from"])
+                await retried(message["put"], store, lambda: store.put(path, message["from"]))
                 link.say({"call": call})
                 return
             room = message.get("room")
@@ -226,10 +227,12 @@ class Fetcher:
                                  inode=message.get("inode"))
                 opening = link.open(copy, room)
                 async for begin, end in packets(link, len(objects), lambda i:
-                                                len(objects.names.encoded(i)) + 32):
+                                                len(objects.names.encoded(i)) + 48):
                     link.say({"call": call,
                               "names": [objects.names[i] for i in range(begin, end)],
-                              "sizes": objects.sizes[begin:end].tolist(), "more": True})
+                              "sizes": objects.sizes[begin:end].tolist(),
+                              "offsets": [first * BLOCK for first in copy.firsts[begin:end]],
+                              "more": True})
                 version = copy.version
             else:
                 size, version = await self.stores.head(message["open"])
@@ -286,7 +289,8 @@ class Fetcher:
                     raise Failed(RESOURCE_EXHAUSTED, self.no_space()) from None
         copy.key, copy.requests = (url, version), self.stores.find(url)[0].requests
         self.copies.setdefault(copy.key, []).append(copy)
-        self.open_bytes += copy.bytes
+        self.open_bytes += copy.objects_bytes
+        self.folder.used -= copy.removed_bytes
         return copy
 
     def close(self, opening):
@@ -299,7 +303,7 @@ class Fetcher:
         if copy.openings:
             return
         self.folder.passing -= copy.checked.count(PASSES) * BLOCK  # those that stay
-        self.open_bytes -= copy.bytes
+        self.open_bytes -= copy.objects_bytes
         self.copies[copy.key].remove(copy)
         if not self.copies[copy.key]:
             del self.copies[copy.key]
@@ -319,7 +323,8 @@ class Fetcher:
                 "queued": sum(len(each.soon) + len(each.later) for each in stores),
                 "retries": total("retries"), "throttled": total("throttled"),
                 "hedged": total("hedged"), "listing": self.stores.listing,
-                "copies_bytes": self.folder.used, "copies_room_bytes": self.folder.room}
+                "copies_bytes": self.folder.used, "copies_room_bytes": self.folder.room,
+                **self.stores.silent()}
 
     # -- ranges
 

@@ -34,18 +34,6 @@ def credentials_of(scheme):
     return f"boto3: {found.method}" if found else "none are found"
 
 
-def endpoint_of(scheme, place):
-    """The web server that answers for a store; None: not known."""
-    environment = os.environ.get
-    if scheme.startswith("s3"):
-        region = environment("AWS_REGION") or environment("AWS_DEFAULT_REGION") or "us-east-1"
-        return environment("AWS_ENDPOINT_URL_S3") or environment("AWS_ENDPOINT_URL") or \
-            environment("AWS_ENDPOINT") or f"https://s3.{region}.amazonaws.com"
-    if scheme == "gs":
-        return "https://storage.googleapis.com"
-    return f"{scheme}://{place}" if scheme.startswith("http") else None
-
-
 def server_date(endpoint):
     """The server's clock, in seconds since 1970; None: it does not tell."""
     import email.utils
@@ -80,14 +68,14 @@ class Trial:
                 await step()
             except Exception as error:
                 told = failed(self.url, error) or Failed(
-                    UNAVAILABLE, f"{self.url}: {explained(error)}")
+                    UNAVAILABLE, f"{self.url}: {explained(error, self.found.get('host') or 'the store')}")
                 self.found["error"] = {"step": step.__name__, "code": told.code,
                                        "text": str(told)[:1000]}
                 break
         return self.found
 
     async def resolve(self):
-        endpoint = endpoint_of(self.scheme, self.place)
+        endpoint = endpoint_of(self.scheme, self.place, {})
         if endpoint is None:
             return
         import urllib.parse

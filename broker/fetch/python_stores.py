@@ -7,6 +7,7 @@ import concurrent.futures
 import configparser
 import fnmatch
 import hashlib
+import math
 import random
 import re
 import urllib.parse
@@ -27,10 +28,14 @@ HEDGED_MAX = 0.05  # of the requests
 TIMEOUT = os.environ.get("PENSTOCK_STORE_TIMEOUT_S") or "120"
 RANGE_TIMEOUT_S = int(TIMEOUT) if re.fullmatch("[0-9]{1,6}", TIMEOUT) else 0
 REQUEST_TIMEOUT_S = RANGE_TIMEOUT_S / 4
-CONNECT_TIMEOUT_S = RANGE_TIMEOUT_S / 12
+CONNECT_TIMEOUT_S = RANGE_TIMEOUT_S / 15  # a part of a try
 # As RANGE_TIMEOUT_S, of a store that has never answered: its address may be wrong.
 FIRST_TIMEOUT_S = RANGE_TIMEOUT_S / 4
 TRIES_MIN = 3  # in that time
+# The same, where nobody is at its address.
+NOBODY_TIMEOUT_S = RANGE_TIMEOUT_S / 24
+# Who waits for a store that has never answered is told so after this.
+SILENT_S = 2
 RETRY_FIRST_S, RETRY_MAX_S = 0.1, 10
 # Servers close connections that are idle: after 5 s or more, as a rule.
 IDLE_S = 4
@@ -71,7 +76,7 @@ def reason(error):
         status = re.search(r"status code: (\d+)", text)
         text = (status[1] + ", " if status else "") + ": ".join(filter(None, told.groups()))
     elif is_slow(error):
-        text = "no answer in time"
+        text = f"no {'connection' if 'tcp connect error' in causes else 'answer'} in time"
     elif cause := re.findall(r'(?:message|error): "([^"]+)"', causes):
         text = cause[-1]
     else:
@@ -93,6 +98,7 @@ REFUSALS = {  # what a refusal has in it: what that means
     "": CREDENTIALS}
 
 
+UNRESOLVED = "failed to lookup|Failed to resolve|Name or service not known|name resolution"
 HUB_LOGIN = "a private or gated one wants a token (hf auth login, or HF_TOKEN)"
 HUB_ERRORS = {  # of huggingface_hub
     "RepositoryNotFoundError": lambda url: (
@@ -127,30 +133,44 @@ def failed(url, error):
                       "rename that object, or name a folder without it, or a list of files")
     if name == "PreconditionError":
         return Failed(DATA_LOSS, f"{url}: the object has changed since it was opened")
-    if name == "NotSupportedError":
+    if name == "NotSupportedError" or re.match("405|501", text):
         return Failed(INVALID_ARGUMENT,
                       f"{url}: the server cannot do what is asked ({text}): files are read in "
                       "parts, by requests with a range, as nginx, Apache and object stores "
-                      "answer them")
+                      "answer them, and written by PUT")
     return None
 
 
-# Where a reason alone does not say what to do.
-HINTS = {"failed to lookup": "the host's name is not known: check it, and this host's DNS",
-         "refused": "nothing listens there: check the address (AWS_ENDPOINT_URL and the like)",
-         "": "check the network and the store"}
+# Where a reason alone does not say what to do: about a store's endpoint.
+HINTS = {UNRESOLVED: "the host of {} is not known: check its name, and this host's DNS",
+         "[Rr]efused": "nothing listens at {}: check the address (AWS_ENDPOINT_URL and the like)",
+         "no connection": "check the address {}, the network and its firewalls",
+         "": "check the network and {}"}
 
 
-def explained(error):
+def explained(error, endpoint):
     text = reason(error)
-    return text + ": " + next(HINTS[each] for each in HINTS if each in text)
+    if asks_for_role(error):
+        return (f"{text}: no credentials are given, and this machine has no role to ask for them: "
+                "give some, or AWS_SKIP_SIGNATURE=true (GOOGLE_, AZURE_) if everybody may read it")
+    hint = next(HINTS[each] for each in HINTS if re.search(each, text))
+    return f"{text}: {hint.format(endpoint)}"
 
 
-def timed_out(url, error, tries, seconds):
+def timed_out(url, error, tries, seconds, endpoint):
     return Failed(UNAVAILABLE,
                   f"{url}: no good answer in {seconds:.0f} s, of {tries} "
-                  f"{'tries' if tries > 1 else 'try'}; the last one: {explained(error)}; "
+                  f"{'tries' if tries > 1 else 'try'}; the last one: {explained(error, endpoint)}; "
                   f"PENSTOCK_STORE_TIMEOUT_S (now {RANGE_TIMEOUT_S}) waits longer")
+
+
+def asks_for_role(error):
+    """It is an error of the address at which a machine in a cloud asks for credentials."""
+    return re.search("latest/api/token|computeMetadata|metadata/identity", str(error)) is not None
+
+
+def is_of_nobody(error):
+    return asks_for_role(error) or re.search(f"[Rr]efused|{UNRESOLVED}", str(error)) is not None
 
 
 def is_throttled(error):
@@ -170,6 +190,27 @@ def is_closed(error):
 
 def milliseconds(seconds):
     return f"{int(seconds * 1000)}ms"
+
+
+def endpoint_of(scheme, place, keys):
+    """The web server that answers for a store; None: not known. keys: of its client."""
+    given = {**os.environ, **{name.upper(): value for name, value in keys.items()}}
+
+    def first(*names):
+        return next((given[name] for name in names if given.get(name)), None)
+    if scheme.startswith("http"):
+        return f"{scheme}://{place}"
+    if scheme.startswith("s3"):
+        region = first("AWS_REGION", "REGION", "AWS_DEFAULT_REGION") or "us-east-1"
+        return first("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT", "ENDPOINT_URL",
+                     "ENDPOINT") or f"https://s3.{region}.amazonaws.com"
+    if scheme == "gs":
+        return "https://storage.googleapis.com"
+    account = first("AZURE_STORAGE_ACCOUNT_NAME", "ACCOUNT_NAME")
+    if scheme.startswith("az") and account:
+        return first("AZURE_STORAGE_ENDPOINT", "AZURE_ENDPOINT", "ENDPOINT") or \
+            f"https://{account}.blob.core.windows.net"
+    return None
 
 
 class ObjectStore:
@@ -366,7 +407,8 @@ class Texts:
 
 
 class Objects:
-    """Those below a folder: their names below it, bytes and versions."""
+    """Those below a folder: their names below it, bytes and versions; hashes and seeds of all
+    three."""
 
     def __init__(self):
         self.names, self.sizes, self.versions = Texts(), array.array("Q"), Texts()
@@ -390,9 +432,13 @@ class Objects:
             made = Objects()
             for i in sorted(range(len(self)), key=self.names.encoded):
                 made.append(self.names[i], self.sizes[i], self.versions[i])
+        made.hashes, made.seeds = array.array("Q"), array.array("I")
         digest = hashlib.sha256()
         for i, size in enumerate(made.sizes):
-            digest.update(repr((made.names[i], size, made.versions[i])).encode())
+            of_object = hashlib.sha256(repr((made.names[i], size, made.versions[i])).encode())
+            made.hashes.frombytes(of_object.digest()[:8])
+            made.seeds.frombytes(of_object.digest()[8:12])
+            digest.update(of_object.digest())
         made.version = digest.hexdigest()
         return made
 
@@ -408,6 +454,7 @@ class Requests:
         self.limit, self.running = REQUESTS_FIRST, 0
         self.soon, self.later = deque(), deque()  # of pieces
         self.answered = False
+        self.asked_s = math.inf  # when it was, if it has never answered
         self.heads = asyncio.Semaphore(HEADS_MAX)
         self.bytes = self.sent = self.retries = self.throttled = self.hedged = 0
         self.bytes_tuned = self.begun_s = 0
@@ -523,11 +570,26 @@ class Stores:
                 raise Failed(INVALID_ARGUMENT, f"{self.sections.path}, [{section}]: "
                              f"{type(error).__name__}: {error}") from None
             store.requests = Requests()
+            store.endpoint = without_secrets(
+                endpoint_of(scheme, rest.partition("/")[0], keys) or f"{scheme}://")
             self.of_root[root, section] = store
         return self.of_root[root, section], path
 
     def requests(self):
         return [store.requests for store in self.of_root.values()]
+
+    def silent(self):
+        """Of the store that has been waited for the longest, of those that have never answered;
+        empty: not long."""
+        now = time.monotonic()
+        waited = [(store.requests.asked_s, store.endpoint) for store in self.of_root.values()
+                  if not store.requests.answered and now - SILENT_S > store.requests.asked_s]
+        if not waited:
+            return {}
+        asked_s, endpoint = min(waited)
+        # Who asks a service may be told nothing of others' stores.
+        return {"silent": "an object store" if self.sections else endpoint,
+                "silent_s": int(now - asked_s), "silent_max_s": int(FIRST_TIMEOUT_S)}
 
     async def objects(self, url, store, prefix):
         """(key, bytes, version) of those below a prefix, in chunks. After a fault it goes on
@@ -618,6 +680,7 @@ async def retried(url, store, get):
     """What get() returns, in the time of a range."""
     requests = store.requests
     begun, wait, tries, cause = time.monotonic(), 0, 0, None
+    requests.asked_s = min(requests.asked_s, begun)
     while True:
         limit = RANGE_TIMEOUT_S if requests.answered else FIRST_TIMEOUT_S
         left = begun + limit - time.monotonic()
@@ -633,9 +696,12 @@ async def retried(url, store, get):
             if cause is None or not isinstance(error, asyncio.TimeoutError):
                 cause = error  # a last try that is cut short says less
             tries += 1
+            if not requests.answered and is_of_nobody(error):
+                limit = NOBODY_TIMEOUT_S
             seconds = time.monotonic() - begun
             if limit - seconds <= wait:
-                raise final or timed_out(url, cause, tries, seconds) from None
+                requests.asked_s = math.inf
+                raise final or timed_out(url, cause, tries, seconds, store.endpoint) from None
             # Connections that were idle may be closed by now: once more, at once.
             if tries > 1 or not is_closed(error):
                 requests.retry(error)

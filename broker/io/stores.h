@@ -22,7 +22,7 @@ inline bool IsAddress(std::string_view path) {
   return !path.starts_with('/') && path.find("://") != path.npos;
 }
 
-// All objects below an address, as one file that has them one after the other.
+// All objects below an address, as one file that has them.
 struct RemoteFolder {
   std::shared_ptr<RemoteFile> file;
   // By object, in byte order of their names below the address.

@@ -38,8 +38,8 @@ class Sampled {
     if (reads_columns_ && bytes_ > 0) {
       bytes = static_cast<uint64_t>(static_cast<double>(bytes_) / rows *
                                     static_cast<double>(plan.rows_per_epoch()));
-    } else {
-      bytes = std::max(bytes, dataset_.remote.bytes);
+    } else if (dataset_.remote.bytes > 0) {
+      bytes = dataset_.remote.bytes;
     }
     const Dataset::RemoteFiles& all = dataset_.remote;
     return {

@@ -79,8 +79,9 @@ Status WriteIndexes(const DatasetSpec& spec, const FunctionOptions& functions,
                               OpenDataset(spec, functions, &progress));
     if (all.empty()) {
       return InvalidArgumentError(
-          "its source has no index of records: they have one size, or the "
-          "format has an index of its own");
+          "dataset '{}': its source needs no index beside its files, whose "
+          "records have one size or an index of their own: leave --out out",
+          spec.name);
     }
     const size_t common = CommonFolder(all);
     const std::string below = out.ends_with('/') ? out : out + "/";

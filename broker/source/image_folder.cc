@@ -279,8 +279,10 @@ StatusOr<Folder> OpenFolder(std::string root, bool of_classes,
         folder.objects,
         stores->OpenFolder(folder.root + "/", progress->copies.most.value_or(0),
                            progress->cancel));
-    progress->remote.Count(folder.objects.names.size(),
-                           folder.objects.file->bytes());
+    progress->remote.Count(
+        folder.objects.names.size(),
+        std::accumulate(folder.objects.bytes.begin(),
+                        folder.objects.bytes.end(), uint64_t{0}));
     PENSTOCK_ASSIGN_OR_RETURN(
         folder.index,
         ScanObjects(folder.root, of_classes, folder.objects, progress, files));

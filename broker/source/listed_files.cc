@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <filesystem>
+#include <numeric>
 #include <span>
 
 #include "broker/index/fingerprint.h"
@@ -83,8 +84,10 @@ StatusOr<ListedFolder> ListedFolder::Open(std::string folder,
       opened.objects_,
       stores->OpenFolder(opened.folder_ + "/",
                          progress->copies.most.value_or(0), progress->cancel));
-  progress->remote.Count(opened.objects_.names.size(),
-                         opened.objects_.file->bytes());
+  progress->remote.Count(
+      opened.objects_.names.size(),
+      std::accumulate(opened.objects_.bytes.begin(),
+                      opened.objects_.bytes.end(), uint64_t{0}));
   return opened;
 }
 

@@ -196,6 +196,7 @@ class Folder {
   // Makes it if need be, and holds it. Errors: another process holds it; it has
   // something else.
   StatusOr<std::optional<Progress>> Open() {
+    PENSTOCK_RETURN_IF_ERROR(CheckLocal(path_));
     std::error_code error;
     fs::create_directories(path_, error);
     if (error) {

@@ -13,7 +13,19 @@ namespace penstock {
 
 namespace fs = std::filesystem;
 
+Status CheckLocal(const std::string& path) {
+  if (path.find("://") == path.npos) return OkStatus();
+  return InvalidArgumentError(
+      "'{}' is an address: object stores have data and indexes (`penstock "
+      "index "
+      "--out`), everything else lies on a local disk; name a path, and copy "
+      "from "
+      "or to the store with a tool of its own",
+      path);
+}
+
 StatusOr<std::string> OutputFile(const std::string& path) {
+  PENSTOCK_RETURN_IF_ERROR(CheckLocal(path));
   std::error_code error;
   const fs::file_status there = fs::symlink_status(path, error);
   if (there.type() == fs::file_type::not_found) return path;

@@ -9,6 +9,9 @@
 
 namespace penstock {
 
+// InvalidArgument: an address, which is no file of this host.
+Status CheckLocal(const std::string& path);
+
 // The file that path names, links followed, to be replaced by rename.
 // InvalidArgument: something other than a file is there, such as a device or a
 // pipe, which rename would remove.

@@ -2,10 +2,12 @@
 
 #include <fcntl.h>
 #include <poll.h>
+#include <sys/mman.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
+#include <string_view>
 
 #include "client/private_broker/interrupt.h"
 #include "client/private_broker/private_broker.h"
@@ -38,11 +40,14 @@ StatusOr<std::vector<char>> PenstockdOutput(
   PENSTOCK_ASSIGN_OR_RETURN(const std::string program, FindPenstockd());
   PENSTOCK_ASSIGN_OR_RETURN(PipeEnds output, MakePipe());
   const Fd null(open("/dev/null", O_RDONLY | O_CLOEXEC));
+  const Fd error(memfd_create("stderr", MFD_CLOEXEC));
+  if (!error) return ErrnoError(errno, "memfd_create");
   ProcessSpec spec;
   spec.argv = {program};
   spec.argv.insert(spec.argv.end(), arguments.begin(), arguments.end());
   spec.stdin_fd = null.get();
   spec.stdout_fd = output.write.get();
+  spec.stderr_fd = error.get();
   PENSTOCK_ASSIGN_OR_RETURN(const Process process, Process::Start(spec));
   output.write.Reset();  // else the stream never ends
 
@@ -57,9 +62,26 @@ StatusOr<std::vector<char>> PenstockdOutput(
     PENSTOCK_ASSIGN_OR_RETURN(goes_on, ReadSome(output.read.get(), &bytes));
   }
   const std::optional<ProcessExit> ended = process.WaitFor(kEnd_s);
-  if (ended && ended->ok()) return bytes;
-  return InternalError("`penstockd {} {}` {}", arguments.at(0), arguments.at(1),
-                       ended ? ended->ToString() : "does not end");
+  lseek(error.get(), 0, SEEK_SET);
+  std::vector<char> written = {'\n'};
+  for (bool goes_on = true; goes_on;) {
+    PENSTOCK_ASSIGN_OR_RETURN(goes_on, ReadSome(error.get(), &written));
+  }
+  const std::string said(written.begin(), written.end());
+  const bool ok = ended && ended->ok();
+  // The last message is why it has failed.
+  constexpr std::string_view kMessage = "\npenstockd: ";
+  const size_t why = ok || !ended ? said.npos : said.rfind(kMessage);
+  Print(stderr, "{}", said.substr(1, why));
+  if (ok) return bytes;
+  if (why == said.npos) {
+    return InternalError("`penstockd {} {}` {}", arguments.at(0),
+                         arguments.at(1),
+                         ended ? ended->ToString() : "does not end");
+  }
+  std::string text = said.substr(why + kMessage.size());
+  while (text.ends_with('\n')) text.pop_back();
+  return InternalError("{}", text);
 }
 
 }  // namespace penstock

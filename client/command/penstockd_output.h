@@ -11,8 +11,8 @@
 
 namespace penstock {
 
-// more: called with the number of bytes so far. Errors: it failed, and has said
-// why; Cancelled after a signal.
+// more: called with the number of bytes so far. What it says is said when it
+// has ended. Errors: it failed, with why as it says; Cancelled after a signal.
 StatusOr<std::vector<char>> PenstockdOutput(
     const std::vector<std::string>& arguments,
     const std::function<void(size_t bytes)>& more);

@@ -4,6 +4,7 @@
 #include <filesystem>
 #include <string_view>
 
+#include "client/command/output_file.h"
 #include "client/private_broker/json_field.h"
 #include "common/message.h"
 #include "common/text_file.h"
@@ -15,6 +16,7 @@ nlohmann::json SpecFile::Request(const char* op) const {
 }
 
 StatusOr<SpecFile> ReadSpecFile(const std::string& name) {
+  PENSTOCK_RETURN_IF_ERROR(CheckLocal(name));
   SpecFile file;
   file.name = name;
   std::error_code error;

@@ -375,7 +375,11 @@ def bucket(monkeypatch):
     urllib.request.urlopen(urllib.request.Request(f"{endpoint}/moto-api/reset", method="POST"))
     client = boto3.client("s3", endpoint_url=endpoint, region_name="us-east-1")
     client.create_bucket(Bucket="data")
-    yield lambda key, data: client.put_object(Bucket="data", Key=key, Body=data)
+
+    def put(key, data):
+        client.put_object(Bucket="data", Key=key, Body=data)
+    put.remove = lambda key: client.delete_object(Bucket="data", Key=key)
+    yield put
     server.stop()
 
 
@@ -525,3 +529,72 @@ def test_pictures_below_an_address(bucket, own_broker, tmp_path):
                 assert np.array_equal(one[name], other[name]), name
     with pytest.raises(penstock.Error, match="s3://data/none/: there are no objects"):
         rows("s3://data/none")
+
+
+def test_objects_more_or_fewer_leave_the_copies_of_the_others(bucket, own_broker, tmp_path):
+    image = pytest.importorskip("PIL.Image")
+    rng = np.random.default_rng(0)
+    sizes = {}
+
+    def put(name):
+        out = io.BytesIO()
+        image.fromarray(rng.integers(0, 256, (60, 60, 3), dtype=np.uint8)).save(out, "PNG")
+        path = tmp_path / "data" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(out.getvalue())
+        bucket("pictures/" + name, out.getvalue())
+        sizes[name] = len(out.getvalue())
+
+    def remove(name):
+        (tmp_path / "data" / name).unlink()
+        bucket.remove("pictures/" + name)
+        del sizes[name]
+
+    def check(fetched, kill=False):
+        """That all rows are there, and so many bytes were fetched for them."""
+        def rows(path):
+            dataset = penstock.Dataset.image_folder(path, max_path_bytes=40).map(
+                penstock.decode_image(size=(60, 60))).batch(1)
+            with penstock.attach(dataset, job=f"job{random.random()}", timeout_s=60) as reader:
+                for step, batch in enumerate(reader):
+                    yield {name: np.array(value).tolist() for name, value in batch.items()}
+                    if kill and step == 5 and path.startswith("s3"):
+                        for pid in fetchers():
+                            os.kill(pid, signal.SIGKILL)
+        before = bytes_fetched()
+        assert list(rows("s3://data/pictures")) == list(rows(str(tmp_path / "data")))
+        deadline = time.monotonic() + 10
+        while bytes_fetched() - before < fetched and time.monotonic() < deadline:
+            pass  # it is told twice a second
+        assert bytes_fetched() - before == fetched
+
+    def bytes_fetched():
+        status = json.loads(subprocess.run([PENSTOCK, "status", "--json"], capture_output=True,
+                                           check=True).stdout)
+        return status.get("stores", {}).get("bytes", 0)
+
+    def places():
+        found, = (tmp_path / "cache" / "objects").glob("*.places")
+        return found
+
+    for i in range(30):
+        put(f"{'cat' if i % 3 else 'dog'}/{i:02}.png")
+    check(sum(sizes.values()))
+    for name in ("ant/first.png", "cat/04a.png", "dog/00.png", "dog/last.png"):
+        put(name)
+    remove("cat/07.png"), remove("dog/27.png")
+    check(sum(sizes[name] for name in ("ant/first.png", "cat/04a.png", "dog/00.png",
+                                       "dog/last.png")))
+    remove("cat/08.png")
+    check(0, kill=True)
+    # Nothing is left of what is gone.
+    used = places().with_suffix("").stat().st_blocks * 512
+    assert used <= sum(-(-size // 4096) * 4096 for size in sizes.values()) + 8192
+    # What lies where is not known, or is of others: all is fetched anew.
+    places().write_bytes(places().read_bytes()[:-1] + b"?")
+    check(sum(sizes.values()))
+    for name in list(sizes)[3:]:
+        if name != "ant/first.png":  # an empty folder is a class, too
+            remove(name)
+    put("cat/new.png"), put("dog/new.png")
+    check(sum(sizes.values()))

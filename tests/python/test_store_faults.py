@@ -2,6 +2,7 @@
 each row comes once, as it lies in the store, or an error says what to do."""
 
 import concurrent.futures
+import contextlib
 import hashlib
 import http.server
 import json
@@ -11,6 +12,7 @@ import re
 import resource
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -140,8 +142,8 @@ def test_a_store_that_stops_is_an_error_that_says_what_was_tried(store, broker_o
     rows = []
     with pytest.raises(penstock.Error, match=(
             re.escape(store.url) + r"/a\.bin: no good answer in [4-9] s, of [2-9] tries; the last "
-            r"one: no answer in time: check the network and the store; PENSTOCK_STORE_TIMEOUT_S "
-            r"\(now 4\) waits longer")), \
+            r"one: no answer in time: check the network and http://127.0.0.1:\d+; "
+            r"PENSTOCK_STORE_TIMEOUT_S \(now 4\) waits longer")), \
             penstock.attach(dataset, job="stops", timeout_s=60) as reader:
         for batch in reader:
             rows.append(np.array(batch["value"]))
@@ -210,14 +212,63 @@ def test_a_store_that_is_away_for_a_while_costs_nothing_but_time(broker_of):
         assert again.sent > data.nbytes / 2
 
 
-@pytest.mark.parametrize("url, text", [
-    ("http://127.0.0.1:1/a.bin", "Connection refused.*: nothing listens there: check the address"),
-    ("http://no-such-host.invalid/a.bin", "the host's name is not known: check it, and this host's "
+@pytest.mark.parametrize("endpoint, text", [
+    ("http://127.0.0.1:1", "Connection refused.*: nothing listens at {}: check the address"),
+    ("http://no-such-host.invalid", "the host of {} is not known: check its name, and this host's "
      "DNS")])
-def test_an_address_of_nobody_is_an_error_soon(broker_of, url, text):
-    broker_of(PENSTOCK_STORE_TIMEOUT_S="24")
-    with pytest.raises(penstock.Error, match=re.escape(url) + ": no good answer in [3-6] s.*" + text):
+@pytest.mark.parametrize("scheme", ["http", "s3"])
+def test_an_address_of_nobody_is_an_error_soon(broker_of, endpoint, text, scheme):
+    broker_of(AWS_ENDPOINT_URL=endpoint, AWS_ACCESS_KEY_ID="key", AWS_SECRET_ACCESS_KEY="secret")
+    url = "s3://data/a.bin" if scheme == "s3" else endpoint + "/a.bin"
+    with pytest.raises(penstock.Error, match=re.escape(url) + ": no good answer in [1-5] s.*" +
+                       text.format(re.escape(endpoint))):
         rows_of(fixed(url, 100))
+
+
+def test_a_host_without_credentials_is_told_so(broker_of, tmp_path, monkeypatch):
+    for name in [name for name in os.environ if name.startswith("AWS_")]:
+        monkeypatch.delenv(name)
+    broker_of(AWS_METADATA_ENDPOINT="http://127.0.0.1:1", HOME=str(tmp_path))
+    with pytest.raises(penstock.Error, match="s3://data/a.bin: no good answer in [1-5] s.*no "
+                       "credentials are given, and this machine has no role"):
+        rows_of(fixed("s3://data/a.bin", 100))
+
+
+def on_a_terminal(*command, **environment):
+    """What it shows there, and its exit status."""
+    main, other = os.openpty()
+    with subprocess.Popen(command, stdin=other, stdout=other, stderr=other,
+                          env={**os.environ, **environment, "TERM": "xterm"}) as process:
+        os.close(other)
+        shown = b""
+        while True:
+            try:
+                shown += os.read(main, 65536)
+            except OSError:  # the end of a terminal
+                break
+    os.close(main)
+    return shown, process.returncode
+
+
+def test_a_silent_address_is_named_while_it_is_waited_for(tmp_path):
+    with socket.socket() as listener, contextlib.ExitStack() as others:
+        listener.bind(("127.0.0.1", 0))
+        listener.listen(0)
+        for _ in range(2):  # then what comes more is dropped
+            other = others.enter_context(socket.socket())
+            other.setblocking(False)
+            other.connect_ex(listener.getsockname())
+        endpoint = "http://127.0.0.1:{}".format(listener.getsockname()[1])
+        spec = tmp_path / "spec.json"
+        spec.write_text(fixed(endpoint + "/a.bin", 100).to_json())
+        shown, status = on_a_terminal(PENSTOCK, "check", str(spec), PENSTOCK_STORE_TIMEOUT_S="20",
+                                      PENSTOCK_CACHE_DIR=str(tmp_path / "cache"))
+    assert status == 1
+    endpoint = re.escape(endpoint.encode())
+    assert re.search(rb"waiting for " + endpoint + rb", seconds \[#+\.+\] \d\d% [2-4]/5", shown), \
+        shown
+    assert re.search(endpoint + rb"/a.bin: no good answer in [4-6] s, of [34] tries; the last one: no "
+                     rb"connection in time: check the address " + endpoint, shown), shown
 
 
 def test_a_wrong_time_limit_is_named(broker_of):
@@ -619,21 +670,11 @@ def test_a_long_listing_goes_on_after_faults_and_shows_how_far_it_is(s3, tmp_pat
         penstock.decode_image(size=(8, 8))).named("many").batch(1).to_json())
     environment = {"AWS_ENDPOINT_URL": f"http://127.0.0.1:{server.server_address[1]}",
                    "AWS_ACCESS_KEY_ID": "key", "AWS_SECRET_ACCESS_KEY": "secret",
-                   "PENSTOCK_CACHE_DIR": str(tmp_path / "cache"), "TERM": "xterm"}
-    main, other = os.openpty()
-    with subprocess.Popen([PENSTOCK, "check", str(spec)], stdin=other, stdout=other, stderr=other,
-                          env={**os.environ, **environment}) as check:
-        os.close(other)
-        shown = b""
-        while True:
-            try:
-                shown += os.read(main, 65536)
-            except OSError:  # the end of a terminal
-                break
-    os.close(main)
+                   "PENSTOCK_CACHE_DIR": str(tmp_path / "cache")}
+    shown, status = on_a_terminal(PENSTOCK, "check", str(spec), **environment)
     server.shutdown()
     server.server_close()
-    assert check.returncode == 1  # no row can be read
+    assert status == 1  # no row can be read
     assert re.search(rb"listing [1-9][0-9]?,000", shown), shown
     assert re.search(rb"records +20,000\r", shown), shown
     assert b"train/cat/00000000.png: there is no such object" in shown

@@ -4,6 +4,7 @@
 import concurrent.futures
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -188,6 +189,38 @@ def test_check_says_that_indexes_lie_beside(store, alone, tmp_path, monkeypatch)
         store.url + "/train-{0..1}.tar", FEATURES).batch(20))
     checked = of_json("check", "--no-scan", spec)["remote"]
     assert (checked["index_beside"], checked["index_scanned"]) == (2, 0)
+
+
+def test_an_index_that_nobody_needs_is_named(alone):
+    (alone / "a.bin").write_bytes(bytes(1000))
+    spec = spec_of(alone, fixed(str(alone / "a.bin"), 100))
+    text = told("index", "--out", alone, spec, status=1)
+    assert "\npenstock: dataset 'remote': its source needs no index beside its files" in text
+    assert "leave --out out" in text
+    assert "penstockd" not in text and "write-indexes" not in text
+
+
+@pytest.mark.parametrize("out, why", [
+    ("{}/below", "{}/below/0.tar.*: the server cannot do what is asked"),
+    ("s3://nowhere/x", "s3://nowhere/x/0.tar.*: there is no such bucket"),
+    ("http://127.0.0.1:1/x", "nothing listens at http://127.0.0.1:1: check the address")])
+def test_an_index_that_cannot_be_put_is_named(bucket, store, alone, out, why):  # noqa: F811
+    (alone / "0.tar").write_bytes(tar_of([("a.bin", b"1")]))
+    spec = spec_of(alone, penstock.Dataset.webdataset(str(alone / "0.tar"), {
+        "x": {"member": "bin", "dtype": "uint8", "shape": [1]}}).batch(1))
+    text = told("index", "--out", out.format(store.url), spec, status=1)
+    assert re.search(why.format(re.escape(store.url)), text), text
+    assert "penstockd" not in text
+
+
+@pytest.mark.parametrize("command", [
+    ["check", "s3://data/spec.yaml"], ["check", "--all", "--out", "s3://data/broken.txt", "SPEC"],
+    ["convert", "--to", "webdataset", "--out", "s3://data/tars", "SPEC"]])
+def test_an_address_where_only_a_file_can_be_is_named(alone, command):
+    spec = spec_of(alone, penstock.Dataset.range(8).batch(4))
+    text = told(*(spec if each == "SPEC" else each for each in command), status=1, cwd=alone)
+    assert "is an address: object stores have data and indexes" in text
+    assert sorted(each.name for each in alone.iterdir()) == ["spec.yaml"]
 
 
 def test_explain_says_what_epochs_download(store, alone, monkeypatch):  # noqa: F811

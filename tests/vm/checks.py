@@ -537,6 +537,127 @@ def jobs_of_others():
         ranks.stop()
 
 
+# ---- object stores
+
+FETCH_DROP_IN = pathlib.Path("/run/systemd/system/penstock-fetch.service.d/check.conf")
+STORES = pathlib.Path("/etc/penstock/stores.ini")
+COPIES = pathlib.Path("/var/cache/penstock-fetch")
+STORE = "http://127.0.0.1:8000"
+SERVER = """import os, sys, time, web_server
+files = {f"{folder}/{i}.bin": os.urandom(4096 * 500)
+         for folder in ("open", "team", "other") for i in range(4)}
+with web_server.web_server(8000, files) as store:
+    store.fault = lambda path, number: 0.02
+    time.sleep(1e6)
+"""
+
+
+def fetcher(name):
+    return sh("systemctl", "show", "--value", "-p", name, "penstock-fetch.service").strip()
+
+
+def at_store(path):
+    return (f'fixed_length_records: {{files: "{STORE}/{path}", '
+            "features: {x: {dtype: uint8, shape: [4096]}}}")
+
+
+@contextlib.contextmanager
+def store():
+    """A web server of another user, and what an administrator does for it."""
+    server = subprocess.Popen(as_user("dave", sys.executable, "-c", SERVER), cwd=GIVEN)
+    packaged = STORES.read_text()
+    try:
+        STORES.write_text(f"[{STORE}/open]\n[{STORE}/team]\n")
+        configure("fetcher: /run/penstock-fetch/fetch.sock\ndata:\n"
+                  f"  - path: {STORE}/open\n"
+                  f"  - {{path: {STORE}/team, users: [alice]}}\n"
+                  f"  - path: {STORE}/other\n")
+        yield
+    finally:
+        server.kill()
+        server.wait()
+        sh("systemctl", "stop", "penstock-fetch.socket", "penstock-fetch.service", wanted=None)
+        STORES.write_text(packaged)
+        FETCH_DROP_IN.unlink(missing_ok=True)
+        sh("systemctl", "daemon-reload")
+
+
+@check
+def object_stores():
+    """The fetcher's unit has the network and the addresses, the daemon's has neither; either
+    is killed, restarted and short of disk under load."""
+    with store():
+        sh("systemctl", "stop", "penstock-fetch.socket", "penstock-fetch.service")
+        expect(trains("alice", at_store("open/0.bin")), "systemctl enable --now penstock-fetch")
+        sh("systemctl", "start", "penstock-fetch.socket")
+        # Debian's Python has no client.
+        expect(trains("alice", at_store("open/0.bin")), "pip install obstore", "/usr/bin/python3")
+        sh(sys.executable, "-m", "venv", "--without-pip", "/opt/penstock")
+        packages, = pathlib.Path("/opt/penstock").glob("lib/python3*/site-packages")
+        shutil.copytree(GIVEN / "python", packages, dirs_exist_ok=True)
+        FETCH_DROP_IN.parent.mkdir(parents=True, exist_ok=True)
+        FETCH_DROP_IN.write_text("[Service]\nEnvironment=PYTHON=/opt/penstock/bin/python\n")
+        sh("systemctl", "daemon-reload")
+        sh("systemctl", "restart", "penstock-fetch")
+        assert trains("alice", at_store("open/{0,1}.bin")) == "1000 rows"
+        # Two processes, two users; the daemon reaches no network.
+        fetches = int(fetcher("MainPID"))
+        assert pathlib.Path(f"/proc/{fetches}").owner() == "penstock-fetch"
+        assert pathlib.Path(f"/proc/{pid()}").owner() == "penstock"
+        net = [os.readlink(f"/proc/{each}/ns/net") for each in (fetches, pid(), 1)]
+        assert net[0] == net[2] != net[1], net
+        sh("cat", "/run/credentials/penstock-fetch.service/stores.ini", user="penstock", wanted=1)
+        sh("ls", COPIES, user="alice", wanted=1)
+        sh("ls", COPIES, user="penstock")
+        sh("python3", "-c", "import socket; socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)"
+           ".connect('/run/penstock-fetch/fetch.sock')", user="alice", wanted=1)
+        # Both files must allow an address.
+        assert trains("alice", at_store("team/0.bin")) == "500 rows"
+        for user, path, why in (("bob", "team/0.bin", "not below an address"),
+                                ("bob", "none/0.bin", "not below an address"),
+                                ("bob", "open/../team/0.bin", "not below an address"),
+                                ("bob", "other/0.bin", "stores.ini"),
+                                ("bob", "open/none.bin", "no such object")):
+            expect(trains(user, at_store(path)), why)
+        found = sh("systemd-analyze", "security", "--no-pager", "penstock-fetch.service")
+        print("  " + re.search(r"Overall exposure level.*", found).group())
+        # Whatever ends, each row comes once.
+        rest = "cache: {files: 4M}\nshuffle: {seed: 1}\nepochs: 3\n"
+        jobs = [Ranks(user, "remote", spec(f"remote-{user}", at_store("open/{0..3}.bin"), rest),
+                      step_ms=40) for user in ("alice", "bob")]
+        try:
+            for unit, signal_ in (("penstock-fetch", "KILL"), ("penstockd", "KILL"),
+                                  ("penstock-fetch", None), ("penstockd", None)):
+                for each in jobs:
+                    each.until_taken(6)
+                if signal_:
+                    sh("systemctl", "kill", "-s", signal_, unit)
+                else:
+                    sh("systemctl", "restart", unit)
+            assert int(fetcher("MainPID")) not in (0, fetches)
+            for each in jobs:
+                each.until_taken(6)
+            HURRY.touch()
+            for each in jobs:
+                each.end()
+                each.each_once(2000, epochs=3)
+                assert not each.errors(), each.errors()
+        finally:
+            HURRY.unlink(missing_ok=True)
+            for each in jobs:
+                each.stop()
+        # A disk that is full, then one that is not.
+        sh("systemctl", "stop", "penstock-fetch.service", "penstockd.service")
+        with mounted(COPIES, "6M", owner="penstock-fetch"):
+            COPIES.chmod(0o750)
+            sh("systemctl", "start", "penstockd.service")
+            assert trains("alice", at_store("open/{0..3}.bin")) == "2000 rows"
+            fill(COPIES)
+            expect(trains("alice", at_store("team/{0..3}.bin")), "no space is left")
+            sh("systemctl", "stop", "penstock-fetch.service")
+    assert trains("alice", "range: 10") == "10 rows"
+
+
 # ---- limits
 
 
