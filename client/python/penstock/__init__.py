@@ -10,8 +10,8 @@
 Also here: ``penstock.Dataset`` (a spec written in Python), ``penstock.broker`` (a
 private broker), ``penstock.producer`` (feeds rows that a process makes); and the
 modules ``penstock.torch`` (a DataLoader), ``penstock.tf`` (a tf.data.Dataset),
-``penstock.parallel`` (ranks of several processes) and ``penstock.packing`` (packed
-batches), which are imported when they are first used.
+``penstock.parallel`` (ranks of several processes), ``penstock.packing`` (packed batches)
+and ``penstock.ray`` (makers in a cluster), which are imported when they are first used.
 
 Errors are subclasses of ``penstock.Error``; times are seconds; one thread at a
 time uses a Reader or a Producer.
@@ -48,11 +48,11 @@ from penstock.reader import (EndOfData, EndOfEpoch, Epoch, InputContext, Reader,
 from penstock.replicas import Replicas, global_arrays, replicas
 
 if TYPE_CHECKING:
-    from penstock import packing, parallel, tf, torch
+    from penstock import packing, parallel, ray, tf, torch
 else:
     def __getattr__(name):
         # They are slow to import, or need what is not installed.
-        if name not in ("packing", "parallel", "tf", "torch"):
+        if name not in ("packing", "parallel", "ray", "tf", "torch"):
             raise AttributeError(f"module 'penstock' has no attribute {name!r}")
         import importlib
         return importlib.import_module(f"penstock.{name}")
