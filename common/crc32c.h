@@ -1,4 +1,4 @@
-// CRC-32C (Castagnoli, RFC 3720 B.4), with the processor's instruction where it
+// CRC-32C (Castagnoli, RFC 3720 B.4), with the processor's instructions where it
 // has one. Debian 12 has no library of it: its Abseil is older than absl/crc.
 #ifndef COMMON_CRC32C_H_
 #define COMMON_CRC32C_H_

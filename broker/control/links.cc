@@ -78,6 +78,11 @@ bool Links::MayServe(uid_t link, uid_t owner) const {
 void Links::Lend(const std::shared_ptr<Job>& job) {
   for (auto& [id, link] : links_) {
     if (!MayServe(link.uid, job->key().uid)) continue;
+    const StepsOfMakers* const steps = job->remote()->steps();
+    if (steps == nullptr) {
+      if (job->remote()->MayChooseSteps()) jobs_->ChooseStepsOfMakers(job);
+      return;
+    }
     const StatusOr<int> fd =
         job->remote()->Begin(link.asks, [&job](uint64_t bytes) {
           return job->memory().GrowUnpopulated(bytes);
@@ -94,9 +99,9 @@ void Links::Lend(const std::shared_ptr<Job>& job) {
           {{"event", "lend"},
            {"lent", number},
            {"job", job->key().name},
-           {"spec", SpecForMakers(job->options().spec,
-                                  job->dataset().remote_steps, form.rows_of_ask)
-                        .dump()},
+           {"spec",
+            SpecForMakers(job->options().spec, steps->count, form.rows_of_ask)
+                .dump()},
            {"fingerprint", job->dataset().source->fingerprint()},
            {"records", job->dataset().source->record_count()},
            {"element_spec", ElementSpecToJson(form.features)},

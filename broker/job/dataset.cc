@@ -9,9 +9,9 @@
 #include "broker/index/fingerprint.h"
 #include "broker/index/in_parallel.h"
 #include "broker/job/made_numbers.h"
+#include "broker/job/steps_of_makers.h"
 #include "broker/plan/mix.h"
 #include "broker/plan/orders.h"
-#include "broker/transform/draws.h"
 #include "broker/transform/mixup.h"
 #include "common/hash.h"
 #include "common/quantity.h"
@@ -23,16 +23,6 @@ namespace {
 constexpr size_t kFunctionPartsMax = 16;
 
 using SideFiles = std::vector<std::shared_ptr<const SideFile>>;
-
-bool MixesRows(const MapStep& step) {
-  return std::holds_alternative<MixupOp>(*step.op) ||
-         std::holds_alternative<CutmixOp>(*step.op);
-}
-
-bool IsOfUser(const MapStep& step) {
-  return std::holds_alternative<PythonOp>(*step.op) ||
-         std::holds_alternative<PluginOp>(*step.op);
-}
 
 }  // namespace
 
@@ -304,7 +294,7 @@ bool RunsFunctions(const DatasetSpec& spec) {
   }
   for (size_t part = 0; part < MapsOf(spec); ++part) {
     const std::vector<MapStep> steps = MapOf(spec, part);
-    if (std::any_of(steps.begin(), steps.end(), IsOfUser)) return true;
+    if (StepsOfFunctions(steps) > 0) return true;
   }
   return false;
 }
@@ -419,23 +409,6 @@ Status CheckClasses(const std::vector<MapStep>& steps, size_t classes) {
       step->path, one_hot->classes, Counted(classes, "class", "classes"));
 }
 
-// Whether other hosts may run steps of its map.
-bool IsForMakers(const DatasetSpec& spec) {
-  return !spec.batch.pack && !spec.batch.buckets &&
-         spec.batch.by_part.empty() && spec.map_by_part.empty() &&
-         !KeptSteps(spec) && !spec.asked &&
-         !AnySource(spec.source, [](const SourceSpec& each) {
-           return std::holds_alternative<StreamSource>(each) ||
-                  std::holds_alternative<PythonDatasetSource>(each);
-         });
-}
-
-// The steps up to the last function; 0: there is none.
-size_t StepsOfFunctions(std::span<const MapStep> steps) {
-  const auto last = std::find_if(steps.rbegin(), steps.rend(), IsOfUser);
-  return static_cast<size_t>(steps.rend() - last);
-}
-
 // One for all rows, or one for those of each part.
 Status CompilePrograms(const DatasetSpec& spec,
                        const FunctionOptions& functions, MapOpening* opening,
@@ -487,67 +460,6 @@ Status CompilePrograms(const DatasetSpec& spec,
   dataset->files = opening->files;
   dataset->map_warning = opening->warning;
   return CheckPrograms(spec, *dataset);
-}
-
-// Steps that change the values of features and not what they are of: whatever
-// comes before them can be run elsewhere. A step that is none draws the same
-// numbers there.
-bool ChangesValues(const MapStep& step) {
-  return std::holds_alternative<NormalizeOp>(*step.op) ||
-         std::holds_alternative<CastOp>(*step.op) ||
-         std::holds_alternative<RescaleOp>(*step.op) ||
-         std::holds_alternative<ClipOp>(*step.op) ||
-         std::holds_alternative<OneHotOp>(*step.op) ||
-         std::holds_alternative<LabelSmoothingOp>(*step.op) ||
-         std::holds_alternative<RandomErasingOp>(*step.op) || MixesRows(step);
-}
-
-// All of one size.
-std::optional<uint64_t> BytesOf(const RawSpec& features) {
-  uint64_t bytes = 0;
-  for (const RawFeature& raw : features) {
-    if (raw.encoded || raw.feature.room > 0) return std::nullopt;
-    bytes += raw.feature.RowBytes();
-  }
-  return bytes;
-}
-
-// Other hosts run the steps after which a row is smallest; of a map with
-// functions those up to the last one, where programs[0] is in two parts.
-void ChooseStepsOfMakers(const DatasetSpec& spec, OpenProgress* progress,
-                         Dataset* dataset) {
-  if (!IsForMakers(spec)) return;
-  const std::vector<MapStep> steps = MapOf(spec, 0);
-  if (const size_t head = StepsOfFunctions(steps); head > 0) {
-    if (!BytesOf(dataset->programs[0]->head_spec())) return;
-    dataset->remote_program = dataset->programs[0].get();
-    dataset->remote_steps = head;
-    return;
-  }
-  uint64_t least = UINT64_MAX;
-  for (size_t head = steps.size();; --head) {
-    const auto end = steps.begin() + static_cast<ptrdiff_t>(head);
-    // What comes after them wants channels last.
-    const bool ends = head == steps.size() ||
-                      std::none_of(steps.begin(), end, [](const MapStep& step) {
-                        return PutsChannelsFirst(*step.op);
-                      });
-    if (ends && std::none_of(steps.begin(), end, MixesRows)) {
-      MapOpening opening = {progress};
-      opening.fingerprint = [&] { return dataset->source->fingerprint(); };
-      auto program = RowProgram::Compile(
-          steps, dataset->source->RawSpecOfPart(0), {}, &opening, head);
-      const auto bytes = program.ok() ? BytesOf((*program)->head_spec())
-                                      : std::optional<uint64_t>();
-      if (bytes && *bytes < least) {
-        least = *bytes;
-        dataset->program_of_rest = *std::move(program);
-        dataset->remote_program = dataset->program_of_rest.get();
-        dataset->remote_steps = head;
-      }
-    }
-    if (head == 0 || !ChangesValues(steps[head - 1])) return;
-  }
 }
 
 // Whether a number is the length of what is packed, as far as its name tells.
@@ -727,16 +639,13 @@ Status PackDocuments(const DatasetSpec& spec, OpenProgress* progress,
   for (const auto& part : documents) rows += part->size();
   progress->done.store(0, std::memory_order_relaxed);
   progress->total.store(rows, std::memory_order_relaxed);
-  auto packing =
-      Packing::Make({pack, spec.shuffle, *std::move(column),
-                     std::min(static_cast<uint64_t>(feature.shape[0]),
-                              Packing::kDocumentItemsMax)},
-                    std::move(documents),
-                    [](size_t count, const auto& work) {
-                      return InParallel(count, work);
-                    },
-                    budget,
-                    [progress](uint64_t more) { progress->CountDone(more); });
+  auto packing = Packing::Make(
+      {pack, spec.shuffle, *std::move(column),
+       std::min(static_cast<uint64_t>(feature.shape[0]),
+                Packing::kDocumentItemsMax)},
+      std::move(documents),
+      [](size_t count, const auto& work) { return InParallel(count, work); },
+      budget, [progress](uint64_t more) { progress->CountDone(more); });
   if (!packing.ok()) {
     // Says why documents were left out.
     const std::string warning = dataset->warning();
@@ -787,7 +696,6 @@ StatusOr<std::shared_ptr<const Dataset>> OpenDataset(
   if (!sorted.ok()) return Located(spec, sorted);
   const Status packed = PackDocuments(spec, progress, dataset.get());
   if (!packed.ok()) return Located(spec, packed);
-  ChooseStepsOfMakers(spec, progress, dataset.get());
   if (kept) {
     const KeptRows rows =
         RowsOf(spec, *dataset, *kept, head_files, *progress->access);

@@ -32,12 +32,6 @@ struct Dataset {
   // The files that steps of the maps read.
   std::vector<std::shared_ptr<const SideFile>> files;
   std::string map_warning;
-  // Other hosts may run the first steps of `map`, and this one runs the rest
-  // (RunRest), as programs[0] makes all: how many, and the program that does,
-  // that one or one beside it. nullptr: they may not.
-  const RowProgram* remote_program = nullptr;
-  std::unique_ptr<RowProgram> program_of_rest;
-  size_t remote_steps = 0;
   Selection selection;
   // batch.buckets: its rows in buckets, nullptr without; and what a row of each
   // has: room for the longest lists of its bucket.

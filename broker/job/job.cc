@@ -131,10 +131,10 @@ Job::Job(JobKey key, JobOptions options, std::shared_ptr<const Dataset> dataset,
                                        FirstNeeded(layout_.plan.start()),
                                        dataset_->source->record_count())
                                  : nullptr),
-      remote_(dataset_->remote_program == nullptr || asked_ != nullptr
-                  ? nullptr
-                  : std::make_unique<RemoteRows>(
-                        dataset_, layout_.plan.start().position)),
+      remote_(IsForMakers(options_.spec)
+                  ? std::make_unique<RemoteRows>(dataset_,
+                                                 layout_.plan.start().position)
+                  : nullptr),
       weights_(AllWeights(layout_.weights, options_.weights)),
       rows_plan_(std::make_shared<const Plan>(layout_.plan)),
       delivery_(ShapeOf(options_, layout_, *dataset_->source), layout_.plan,

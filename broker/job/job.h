@@ -232,7 +232,7 @@ class Job {
   // Errors: of AskedRows::Add; FailedPrecondition: its rows are not asked for.
   Status Ask(std::span<const uint64_t> numbers);
   // Rows that other hosts make. nullptr: none may be
-  // (Dataset::remote_program).
+  // (IsForMakers).
   RemoteRows* remote() const { return remote_.get(); }
   std::optional<RemoteRows::Ask> NextAsk();
   // Called with each tick.

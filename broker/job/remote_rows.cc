@@ -45,8 +45,14 @@ size_t RemoteRows::KeyHash::operator()(const Key& key) const {
 
 RemoteRows::RemoteRows(std::shared_ptr<const Dataset> dataset,
                        uint64_t position)
-    : dataset_(std::move(dataset)), claimed_(position) {
-  for (const RawFeature& raw : dataset_->remote_program->head_spec()) {
+    : dataset_(std::move(dataset)), claimed_(position) {}
+
+// ---- the control thread
+
+void RemoteRows::SetSteps(std::shared_ptr<const StepsOfMakers> steps) {
+  steps_ = std::move(steps);
+  if (steps_ == nullptr) return;
+  for (const RawFeature& raw : steps_->program->head_spec()) {
     form_.features.push_back(raw.feature);
     form_.offsets.push_back(form_.row_bytes);
     form_.row_bytes +=
@@ -58,8 +64,6 @@ RemoteRows::RemoteRows(std::shared_ptr<const Dataset> dataset,
   form_.places = static_cast<uint32_t>(
       std::min<uint64_t>(kBytesMax / form_.row_bytes, kPlacesMax));
 }
-
-// ---- the control thread
 
 StatusOr<int> RemoteRows::Begin(
     uint32_t asks, const std::function<Status(uint64_t)>& reserve) {
@@ -113,9 +117,14 @@ void RemoteRows::End() {
   memory_.reset();
 }
 
-uint64_t RemoteRows::LeadLocked() const {
+// So far ahead an answer comes before the workers. While ranks wait these are
+// held up by nothing but the rows that they make themselves, and these are
+// counted; so local workers get as many rows as they make, and makers all
+// others, however fast either is. Otherwise ranks set the pace.
+uint64_t RemoteRows::LeadLocked(bool ranks_wait) const {
+  const double local = spread_ * local_rows_per_s_;
   const double rows = kLeadTimes *
-                      std::max(rows_per_s_, spread_ * local_rows_per_s_) *
+                      (ranks_wait ? local : std::max(rows_per_s_, local)) *
                       answer_ns_ / kSecond;
   return static_cast<uint64_t>(
       std::min<double>(rows, spread_ * 4.0 * form_.places));
@@ -141,12 +150,17 @@ std::optional<RemoteRows::Ask> RemoteRows::Next(const Plan& plan,
   const double share = ShareLocked(wanted.ranks_wait);
   if (share <= 0) return std::nullopt;
   const uint64_t claimed = claimed_.load(std::memory_order_relaxed);
-  uint64_t at = std::max(next_, claimed + LeadLocked());
+  lead_ = LeadLocked(wanted.ranks_wait);
+  // Rows that are asked for already hold up nobody.
+  const double others =
+      wanted.ranks_wait ? spread_ * static_cast<double>(index_.size()) : 0;
+  uint64_t at =
+      std::max(next_, claimed + lead_ + static_cast<uint64_t>(others));
   // As many as are asked for at once, and as many that have come.
   const double window =
       2 * spread_ * form_.rows_of_ask * std::max(asks_max_, kAsksLeast);
-  uint64_t end = std::min(
-      wanted.end, claimed + LeadLocked() + static_cast<uint64_t>(window));
+  uint64_t end =
+      std::min(wanted.end, claimed + lead_ + static_cast<uint64_t>(window));
   if (const auto epochs = plan.epochs()) {
     end = std::min(end, *epochs * plan.rows_per_epoch());
   }
@@ -296,7 +310,7 @@ nlohmann::json RemoteRows::StatusJson() const {
                       {"checked", maker.checked},
                       {"distrusted", maker.distrusted}});
   }
-  return {{"steps", dataset_->remote_steps},
+  return {{"steps", steps_->count},
           {"row_bytes", form_.row_bytes},
           {"rows_wanted", wanted_rows_.load(std::memory_order_relaxed)},
           {"rows_asked", asked_rows_},
@@ -308,7 +322,7 @@ nlohmann::json RemoteRows::StatusJson() const {
           {"rows_damaged", damaged_rows_.load(std::memory_order_relaxed)},
           {"asks", asks_.size()},
           {"answer_s", answer_ns_ / kSecond},
-          {"rows_ahead", LeadLocked()},
+          {"rows_ahead", lead_},
           {"makers", std::move(makers)}};
 }
 

@@ -33,10 +33,12 @@
 #include <span>
 #include <string>
 #include <unordered_map>
+#include <utility>
 #include <vector>
 
 #include "broker/base/mutex.h"
 #include "broker/job/dataset.h"
+#include "broker/job/steps_of_makers.h"
 #include "broker/plan/plan.h"
 #include "broker/source/source.h"
 #include "common/fd.h"
@@ -56,7 +58,7 @@ class RemoteRows {
   // before the first that agrees.
   static constexpr uint64_t kCheckedOneIn = 256;
 
-  // position: at which the job begins. The dataset has a remote_program.
+  // position: at which the job begins. Its dataset IsForMakers.
   RemoteRows(std::shared_ptr<const Dataset> dataset, uint64_t position);
 
   // How a row lies at its place.
@@ -68,8 +70,15 @@ class RemoteRows {
     uint32_t rows_of_ask = 0;  // at most
   };
   const Form& form() const { return form_; }
+  // nullptr: they are not chosen, or there are none.
+  const StepsOfMakers* steps() const { return steps_.get(); }
 
   // ---- the control thread
+
+  // Once, when the first link comes: false is for those who come later.
+  bool MayChooseSteps() { return !std::exchange(steps_are_chosen_, true); }
+  // Before Begin. nullptr: there are none.
+  void SetSteps(std::shared_ptr<const StepsOfMakers> steps);
 
   // A link makes rows from now on, so many asks at once. Its memory, which
   // stays this object's. Errors: those of reserve, which is asked for the bytes
@@ -187,9 +196,12 @@ class RemoteRows {
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   double ShareLocked(bool ranks_wait) const
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  uint64_t LeadLocked() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  uint64_t LeadLocked(bool ranks_wait) const
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
-  const std::shared_ptr<const Dataset> dataset_;
+  const std::shared_ptr<const Dataset> dataset_;  // its program may be theirs
+  // Workers have them since Take gave them heads.
+  std::shared_ptr<const StepsOfMakers> steps_;
   Form form_;
   std::atomic<uint64_t> claimed_;
   std::atomic<bool> begun_{false};
@@ -199,6 +211,7 @@ class RemoteRows {
   std::atomic<uint64_t> wanted_rows_{0};
 
   // Only the control thread has these.
+  bool steps_are_chosen_ = false;
   uint64_t next_ = 0;  // position
   double due_ = 0;     // rows that makers should have got of those before it
   uint64_t noted_ns_ = 0;
@@ -227,6 +240,7 @@ class RemoteRows {
   double local_rows_per_s_ ABSL_GUARDED_BY(mutex_) = 0;
   double answer_ns_ ABSL_GUARDED_BY(mutex_) = 0;  // of an ask
   // For people.
+  uint64_t lead_ ABSL_GUARDED_BY(mutex_) = 0;
   uint64_t asked_rows_ ABSL_GUARDED_BY(mutex_) = 0;
   uint64_t made_rows_ ABSL_GUARDED_BY(mutex_) = 0;
   uint64_t used_rows_ ABSL_GUARDED_BY(mutex_) = 0;

@@ -49,6 +49,10 @@ class OpenDatasets {
   // before.
   void Set(FunctionOptions functions, DataPolicy data,
            std::optional<std::vector<std::string>> snapshots);
+  // The dataset is one that such a Get gave. nullptr: there are none.
+  std::shared_ptr<const StepsOfMakers> ChooseSteps(
+      const DatasetSpec& spec, const Dataset& dataset, uint32_t uid,
+      const std::shared_ptr<ReservedMemory>& reserved, OpenProgress* progress);
   // Wakes waiting Get calls to check their OpenProgress::cancel.
   void NoticeCancel();
 
@@ -150,6 +154,9 @@ class JobTable {
   uint64_t Inspect(uint32_t uid, JobOptions options,
                    std::optional<Job::Place> row, bool scan, InspectDone done);
   void CancelInspect(uint64_t inspect);
+
+  // Gives them to its remote rows, which have none, when they are chosen.
+  void ChooseStepsOfMakers(const std::shared_ptr<Job>& job);
 
   // Progress of the opening that this attach or inspect waits for; false: none.
   // *fetches: the bytes that its indexes fetch; 0: nothing.

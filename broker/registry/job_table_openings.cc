@@ -199,6 +199,24 @@ StatusOr<std::shared_ptr<const Dataset>> OpenDatasets::Get(
   return dataset;
 }
 
+std::shared_ptr<const StepsOfMakers> OpenDatasets::ChooseSteps(
+    const DatasetSpec& spec, const Dataset& dataset, uint32_t uid,
+    const std::shared_ptr<ReservedMemory>& reserved, OpenProgress* progress) {
+  DataPolicy data;
+  {
+    MutexLock lock(&mutex_);
+    data = data_;
+  }
+  progress->access = data.AccessOf(uid, RunsFunctions(spec));
+  auto memory = std::make_shared<MemoryReservation>(reserved, uid);
+  progress->reserve = [memory](uint64_t bytes) { return memory->Grow(bytes); };
+  const auto steps =
+      Guarded([&]() -> StatusOr<std::shared_ptr<const StepsOfMakers>> {
+        return ChooseStepsOfMakers(spec, dataset, progress);
+      });
+  return steps.ok() ? *steps : nullptr;
+}
+
 void OpenDatasets::Set(FunctionOptions functions, DataPolicy data,
                        std::optional<std::vector<std::string>> snapshots) {
   MutexLock lock(&mutex_);
@@ -678,6 +696,22 @@ uint64_t JobTable::Inspect(uint32_t uid, JobOptions options,
         });
       });
   return number;
+}
+
+void JobTable::ChooseStepsOfMakers(const std::shared_ptr<Job>& job) {
+  Opening* opening = &openings_.emplace_back();
+  const uint32_t uid = job->key().uid;
+  // The job does not end with a thread that opens.
+  Start(opening, uid,
+        [this, opening, uid, spec = job->options().spec,
+         dataset = job->shared_dataset(), weak = std::weak_ptr<Job>(job)] {
+          auto steps = datasets_.ChooseSteps(spec, *dataset, uid, reserved_,
+                                             &opening->progress);
+          loop_->Post([this, opening, weak, steps = std::move(steps)] {
+            if (const auto same = weak.lock()) same->remote()->SetSteps(steps);
+            EndOpening(opening);
+          });
+        });
 }
 
 void JobTable::CancelInspect(uint64_t inspect) {

@@ -300,7 +300,7 @@ Status RowMaker::MakeOf(const RawRecord& raw, const Plan::Row& row,
 Status RowMaker::MakeOfHead(RemoteRows* remote, const RemoteRows::Heads& heads,
                             const RemoteRows::Head& head, const Plan::Row& row,
                             Places out) {
-  const RowProgram& program = *dataset_.remote_program;
+  const RowProgram& program = *remote->steps()->program;
   const bool is_own = &program == dataset_.programs[0].get();
   if (!is_own && remote_scratch_ == nullptr) {
     remote_scratch_ = program.MakeScratch(cancelled_, &clock_);

@@ -191,6 +191,39 @@ std::string RemoteText(const Json& before, const Json& now,
       ahead_s ? " (" + FormatSeconds(*ahead_s) + ")" : "");
 }
 
+std::string RemoteRowsText(const Json& before, const Json& now,
+                           const Growth& growth) {
+  if (!now.is_object()) return "";
+  const std::optional<double> answer_s = NumberField(now, "answer_s");
+  return Format(
+      "{} rows/s of other hosts; {} made and {} used since the job began; an "
+      "answer takes {}",
+      RateCell(growth.Of(before, now, "rows_used")),
+      FormatCount(CountField(now, "rows_made").value_or(0)),
+      FormatCount(CountField(now, "rows_used").value_or(0)),
+      answer_s ? Format("{:.0f} ms", 1000 * *answer_s) : "-");
+}
+
+std::vector<std::string> Makers(const TopSample& before, const TopSample& now) {
+  const Growth growth(before, now);
+  Table makers({"MAKER", "STATE", ">ROWS/S", ">ROWS", ">A SECOND", "ERROR"});
+  size_t at = 0;
+  for (const Json& maker : ArrayField(now.status, "makers")) {
+    const Json& maker_before =
+        Before(ArrayField(before.status, "makers"), maker, at++, {"maker"});
+    makers.AddRow({TextField(maker, "maker", "-"),
+                   TextField(maker, "state", "-"),
+                   RateCell(growth.Of(maker_before, maker, "rows")),
+                   FormatCount(CountField(maker, "rows").value_or(0)),
+                   FormatBytes(CountField(maker, "bytes_per_s").value_or(0)),
+                   TextField(maker, "error")});
+  }
+  if (makers.empty()) return {};
+  std::vector<std::string> lines = SplitText(makers.ToString(), '\n');
+  lines.insert(lines.begin(), "");
+  return lines;
+}
+
 std::vector<std::string> Jobs(const TopSample& before, const TopSample& now,
                               const TopSettings& settings) {
   const Growth growth(before, now);
@@ -211,6 +244,8 @@ std::vector<std::string> Jobs(const TopSample& before, const TopSample& now,
          {TextField(FieldOf(job, "bottleneck"), "text"),
           RemoteText(FieldOf(job_before, "remote"), FieldOf(job, "remote"),
                      growth),
+          RemoteRowsText(FieldOf(job_before, "remote_rows"),
+                         FieldOf(job, "remote_rows"), growth),
           TextField(job, "last_error")}) {
       const std::vector<std::string> lines =
           Wrapped(Printable(text), settings.columns, "  ");
@@ -263,7 +298,9 @@ std::vector<std::string> TopScreen(const TopSample& before,
     lines[1] = "no answer: " + Printable(settings->trouble);
   }
   lines.emplace_back();
-  const std::vector<std::string> jobs = Jobs(before, now, *settings);
+  std::vector<std::string> jobs = Jobs(before, now, *settings);
+  const std::vector<std::string> makers = Makers(before, now);
+  jobs.insert(jobs.end(), makers.begin(), makers.end());
   const size_t fixed = lines.size() + 1;  // with the keys
   const size_t room = settings->rows > fixed ? settings->rows - fixed : 0;
   settings->first =

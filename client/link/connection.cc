@@ -5,8 +5,10 @@
 #include <openssl/crypto.h>
 #include <openssl/ssl.h>
 #include <openssl/x509_vfy.h>
+#include <sys/socket.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstring>
 #include <stdexcept>
 #include <thread>
@@ -170,6 +172,41 @@ asio::awaitable<void> LinkConnection::Accept(Seconds within) {
   stream().socket().set_option(Tcp::no_delay(true));
   stream().socket().set_option(asio::socket_base::keep_alive(true));
   if (tls_ != nullptr) co_await Handshake(asio::ssl::stream_base::server);
+}
+
+void LinkConnection::WakeAt(size_t bytes) {
+  if (bytes == wakes_at_) return;
+  const int value = static_cast<int>(bytes);
+  // Where it fails, there are more wakes.
+  setsockopt(stream().socket().native_handle(), SOL_SOCKET, SO_RCVLOWAT, &value,
+             sizeof(value));
+  wakes_at_ = bytes;
+}
+
+// Bytes come in pieces of 64 KiB. With a wake for each, 0.9 MB took 14, and
+// 0.5 to 0.7 CPU-seconds a GB; with one for 512 KiB 2, and 0.2.
+asio::awaitable<void> LinkConnection::Read(
+    std::vector<asio::mutable_buffer> places) {
+  constexpr size_t kWake = 512 << 10;
+  // With TLS, what is left may have been read from the socket already.
+  const size_t read_ahead = tls_ != nullptr ? 64 << 10 : 0;
+  for (size_t left = asio::buffer_size(places); left > 0;) {
+    WakeAt(std::clamp<size_t>(left - std::min(left, read_ahead), 1, kWake));
+    size_t got = 0;
+    if (tls_ != nullptr) {
+      got = co_await tls_->async_read_some(places, asio::use_awaitable);
+    } else {
+      got = co_await plain_->async_read_some(places, asio::use_awaitable);
+    }
+    left -= got;
+    auto first = places.begin();
+    for (; first != places.end() && got >= first->size(); ++first) {
+      got -= first->size();
+    }
+    if (first != places.end()) *first += got;
+    places.erase(places.begin(), first);
+  }
+  WakeAt(1);
 }
 
 void LinkConnection::Close() { stream().close(); }

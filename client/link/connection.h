@@ -64,23 +64,18 @@ class LinkConnection {
   // The calls that follow have so long, together.
   void SetTime(Seconds seconds);
 
-  template <typename Buffers>
-  asio::awaitable<void> Read(const Buffers& buffers) {
-    const auto whole = [](const ErrorCode& error, size_t) -> size_t {
-      return error ? 0 : kReadBytes;
-    };
-    if (tls_ != nullptr) {
-      co_await asio::async_read(*tls_, buffers, whole, asio::use_awaitable);
-    } else {
-      co_await asio::async_read(*plain_, buffers, whole, asio::use_awaitable);
-    }
-  }
+  // As many bytes as fit into the places.
+  asio::awaitable<void> Read(std::vector<asio::mutable_buffer> places);
   template <typename Buffers>
   asio::awaitable<void> Write(const Buffers& buffers) {
+    // Asio's own limit is 64 KiB.
+    const auto whole = [](const ErrorCode& error, size_t) -> size_t {
+      return error ? 0 : kWrittenAtOnce;
+    };
     if (tls_ != nullptr) {
-      co_await asio::async_write(*tls_, buffers, asio::use_awaitable);
+      co_await asio::async_write(*tls_, buffers, whole, asio::use_awaitable);
     } else {
-      co_await asio::async_write(*plain_, buffers, asio::use_awaitable);
+      co_await asio::async_write(*plain_, buffers, whole, asio::use_awaitable);
     }
   }
   template <typename Parser>
@@ -107,16 +102,19 @@ class LinkConnection {
   std::string peer() const;
 
  private:
-  static constexpr size_t kReadBytes = 1 << 20;  // at once
+  static constexpr size_t kWrittenAtOnce = 1 << 20;
 
   beast::tcp_stream& stream() {
     return tls_ != nullptr ? beast::get_lowest_layer(*tls_) : *plain_;
   }
+  // Readable is what has so many bytes, or has ended.
+  void WakeAt(size_t bytes);
   // What is wrong with the other's certificate, if that is the error.
   asio::awaitable<void> Handshake(asio::ssl::stream_base::handshake_type side);
 
   std::unique_ptr<beast::tcp_stream> plain_;
   std::unique_ptr<beast::ssl_stream<beast::tcp_stream>> tls_;
+  size_t wakes_at_ = 1;
 };
 
 // Wakes coroutines that wait for something to change: they look again.

@@ -498,8 +498,9 @@ asio::awaitable<uint64_t> ReadAnswer(LinkConnection& connection,
   std::memcpy(text.data(), buffer.data().data(), here);
   buffer.consume(here);
   if (here < text.size()) {
-    const auto rest = asio::buffer(text.data() + here, text.size() - here);
-    co_await connection.Read(rest);
+    std::vector<asio::mutable_buffer> rest = {
+        asio::buffer(text.data() + here, text.size() - here)};
+    co_await connection.Read(std::move(rest));
   }
   const nlohmann::json json = nlohmann::json::parse(text, nullptr, false);
   const bool is_ours =
@@ -524,8 +525,9 @@ asio::awaitable<uint32_t> User::OpenDataset(LinkConnection& connection,
   const size_t here = std::min<size_t>(buffer.size(), bytes);
   std::memcpy(text.data(), buffer.data().data(), here);
   if (here < bytes) {
-    const auto rest = asio::buffer(text.data() + here, bytes - here);
-    co_await connection.Read(rest);
+    std::vector<asio::mutable_buffer> rest = {
+        asio::buffer(text.data() + here, bytes - here)};
+    co_await connection.Read(std::move(rest));
   }
   const nlohmann::json json = nlohmann::json::parse(text, nullptr, false);
   if (!json.is_object() || !json.contains("dataset") ||
@@ -548,7 +550,7 @@ asio::awaitable<void> ReadInto(LinkConnection& connection,
     if (places[at].size() == 0) ++at;
   }
   places.erase(places.begin(), places.begin() + static_cast<ptrdiff_t>(at));
-  if (!places.empty()) co_await connection.Read(places);
+  co_await connection.Read(std::move(places));
 }
 
 asio::awaitable<std::vector<uint64_t>> User::Fetch(LinkConnection& connection,

@@ -72,6 +72,33 @@ TEST(TopTest, RatesAreOfTheTimeBetweenTwoAnswers) {
           "rank 1 is the bottleneck"));
 }
 
+TEST(TopTest, MakersAreBelowTheJobsThatTheyHelp) {
+  const auto status = [](int looks) {
+    Json status = Status(looks);
+    status["makers"] = {{{"maker", "cpu-1:7000"},
+                         {"state", "connected"},
+                         {"rows", 300 * looks},
+                         {"bytes_per_s", 3 << 20},
+                         {"error", ""}}};
+    status["jobs"][0]["remote_rows"] = {{"rows_made", 260 * looks},
+                                        {"rows_used", 250 * looks},
+                                        {"answer_s", 0.0712}};
+    return status;
+  };
+  TopSettings settings;
+  settings.columns = 120;
+  const auto lines = TopScreen({status(1), 100}, {status(3), 102}, &settings);
+  EXPECT_THAT(lines, testing::Contains(
+                         "  250 rows/s of other hosts; 780 made and 750 used "
+                         "since the job began; an answer takes 71 ms"));
+  const auto head = std::find_if(
+      lines.begin(), lines.end(),
+      [](const std::string& line) { return line.starts_with("MAKER"); });
+  ASSERT_NE(head, lines.end());
+  EXPECT_EQ(*head, "MAKER       STATE      ROWS/S  ROWS  A SECOND  ERROR");
+  EXPECT_EQ(head[1], "cpu-1:7000  connected     300   900   3.0 MiB");
+}
+
 TEST(TopTest, ObjectStoresHaveALineWhereThereAreAny) {
   const auto status = [](int looks) {
     Json status = Status(looks);

@@ -28,6 +28,7 @@ class RemoteRowsTest : public testing::Test {
         dataset_(*OpenDataset(spec_, {}, &progress_)),
         plan_(*PlanOf(spec_, *dataset_, 1, 1)),
         rows_(dataset_, 0) {
+    rows_.SetSteps(ChooseStepsOfMakers(spec_, *dataset_, &progress_));
     Begin(8);
   }
 
@@ -275,6 +276,22 @@ TEST_F(RemoteRowsTest, OnlyTheShortfallIsAskedForWhileNobodyWaits) {
   }
   EXPECT_NEAR(static_cast<double>(asked),
               0.5 * static_cast<double>(last - claimed), 50);
+}
+
+TEST_F(RemoteRowsTest,
+       WhileRanksWaitWorkersAreLeftWhatTheyMakeInAnAnswersTime) {
+  const auto ask = Next(4000);
+  ASSERT_TRUE(rows_.Made(ask->number, "a", Make(*ask)).ok());
+  const double answer_s = rows_.StatusJson().at("answer_s").get<double>();
+  rows_.Tick(20, {1000, static_cast<uint64_t>(answer_s * 1e9), 1});
+  // 1,500 rows that workers make, and the 32 that are here.
+  const auto next = Next(4000);
+  EXPECT_NEAR(static_cast<double>(next->rows[0].record), 1532, 2);
+  const uint64_t end = next->rows.back().record + 1;
+  // What makers are asked for leaves that as it is; what workers take does not.
+  EXPECT_EQ(Next(4000)->rows[0].record, end);
+  rows_.Claimed(10);
+  EXPECT_EQ(Next(4000)->rows[0].record, end + 32 + 10);
 }
 
 // Under ThreadSanitizer: the control thread, a link's answers, and a worker.
