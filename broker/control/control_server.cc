@@ -417,7 +417,7 @@ void ControlServer::End(uint64_t id, bool orderly) {
 }
 
 bool ControlServer::WantsTick() const {
-  return jobs_->busy() || !accepting_ ||
+  return jobs_->busy() || links_.WantsTick() || !accepting_ ||
          std::any_of(connections_.begin(), connections_.end(),
                      [](const auto& item) {
                        return !item.second.greeted || item.second.lost;

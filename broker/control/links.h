@@ -50,6 +50,8 @@ class Links {
   void Ask(const std::shared_ptr<Job>& job);
   // Lends jobs that have begun, takes back those that are over.
   void Tick();
+  // One that is over has not been taken back: its makers keep it.
+  bool WantsTick() const { return !lent_.empty(); }
   // What the links say of the makers that they reach.
   nlohmann::json MakersJson(const std::function<bool(uint32_t)>& accepts) const;
 

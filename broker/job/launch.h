@@ -44,6 +44,7 @@ class Launch {
     if (rank >= world_size_ || HasLeft(rank)) return false;
     return Knows(rank) || CountRanks(false) < local_world_size_;
   }
+  bool AnyLeft() const { return CountRanks(true) > 0; }
   // As many ranks as run on this host have attached at some time.
   bool AllCame() const { return CountRanks(false) >= local_world_size_; }
   // Every rank of this host came and left, also if more came than announced.

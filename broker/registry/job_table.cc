@@ -354,9 +354,13 @@ StatusOr<JobTable::Entry*> JobTable::EntryFor(AttachRequest* asked) {
     return Reopen(*ended, request);
   }
   if (entry == nullptr) return nullptr;
+  // Ranks of one launch agree and begin at the same state.
+  const bool begins_there = request.options.start == entry->options.start;
+  const auto agrees = [&] {
+    return DifferingOption(request.options, entry->options).empty();
+  };
   const bool begins_another =
-      request.options.start &&
-      !(request.asked_before && request.options.start == entry->options.start);
+      request.options.start && !(request.asked_before && begins_there);
   if (!begins_another) {
     if (entry->forgotten) {
       PENSTOCK_RETURN_IF_ERROR(CheckForgotten(*entry, request));
@@ -369,7 +373,10 @@ StatusOr<JobTable::Entry*> JobTable::EntryFor(AttachRequest* asked) {
     }
   }
   if (entry->state.stage() == State::kUnopened) {
-    if (!begins_another) {
+    // As below: the broker died while the ranks of a launch came.
+    const bool joins = begins_there && !entry->launch.Knows(rank) &&
+                       !FormerIsDeserted(*entry) && agrees();
+    if (!begins_another || joins) {
       const Status status = CheckFormer(*entry, request);
       if (status.ok()) return entry;
       if (status.code() != StatusCode::kNotFound) return status;
@@ -378,7 +385,7 @@ StatusOr<JobTable::Entry*> JobTable::EntryFor(AttachRequest* asked) {
     return nullptr;
   }
   if (entry->state.stage() == State::kOpening) {
-    if (request.options.start == entry->options.start) return entry;
+    if (begins_there) return entry;
     return FailedPreconditionError(
         "{} disagrees with the ranks of job '{}' that are attaching: they "
         "begin at another state",
@@ -388,8 +395,18 @@ StatusOr<JobTable::Entry*> JobTable::EntryFor(AttachRequest* asked) {
   const bool knows = job.Locked(&Delivery::Knows, rank);
   if (begins_another) {
     // Ranks that begin at the same state meet in one incarnation; a rank that
-    // comes once more with a state begins another.
-    if (!knows && request.options.start == entry->options.start) return entry;
+    // comes once more with a state begins another. So does the first of another
+    // launch, when all that came of the one before are dead: the launcher
+    // starts again where no checkpoint has been written since. With shrink,
+    // others go on without the dead.
+    const bool may_be_late =
+        (entry->launch.AnyLeft() ||
+         entry->options.delivery.on_rank_death == OnRankDeath::kShrink) &&
+        entry->launch.Expects(rank) && agrees();
+    if (begins_there && !knows &&
+        (may_be_late || job.Locked(&Delivery::AnyAttached))) {
+      return entry;
+    }
     End(*entry, Format("{} opened a newer incarnation of job '{}' with a "
                        "state: attach or reset with it",
                        WhoJoins(request), entry->key.name));

@@ -2,6 +2,7 @@
 
 #include <fcntl.h>
 #include <netdb.h>
+#include <netinet/tcp.h>
 #include <openssl/crypto.h>
 #include <openssl/ssl.h>
 #include <openssl/x509_vfy.h>
@@ -23,7 +24,28 @@ namespace {
 constexpr size_t kTokenBytesMax = 4096;
 constexpr size_t kTokenBytesMin = 16;
 
+// A host that has died, or that a firewall cuts off, says nothing: probes are
+// sent, and a connection without answers ends.
+constexpr int kProbeAfter_s = 10;
+constexpr int kProbeEvery_s = 5;
+constexpr int kProbes = 3;
+
 }  // namespace
+
+void PrepareSocket(int socket) {
+  const auto set = [socket](int level, int option, int value) {
+    // An option that the kernel does not have leaves its own, longer time.
+    setsockopt(socket, level, option, &value, sizeof(value));
+  };
+  set(IPPROTO_TCP, TCP_NODELAY, 1);
+  set(SOL_SOCKET, SO_KEEPALIVE, 1);
+  set(IPPROTO_TCP, TCP_KEEPIDLE, kProbeAfter_s);
+  set(IPPROTO_TCP, TCP_KEEPINTVL, kProbeEvery_s);
+  set(IPPROTO_TCP, TCP_KEEPCNT, kProbes);
+  // Also where what was sent is not acknowledged.
+  set(IPPROTO_TCP, TCP_USER_TIMEOUT,
+      1000 * (kProbeAfter_s + kProbes * kProbeEvery_s));
+}
 
 asio::awaitable<void> OnThread(asio::io_context& context,
                                std::function<void()> work) {
@@ -159,8 +181,7 @@ asio::awaitable<void> LinkConnection::Connect(
     Seconds within) {
   SetTime(within);
   co_await stream().async_connect(addresses, asio::use_awaitable);
-  stream().socket().set_option(Tcp::no_delay(true));
-  stream().socket().set_option(asio::socket_base::keep_alive(true));
+  PrepareSocket(stream().socket().native_handle());
   if (tls_ == nullptr) co_return;
   SSL_set_tlsext_host_name(tls_->native_handle(), host.c_str());
   tls_->set_verify_callback(asio::ssl::host_name_verification(host));
@@ -169,8 +190,7 @@ asio::awaitable<void> LinkConnection::Connect(
 
 asio::awaitable<void> LinkConnection::Accept(Seconds within) {
   SetTime(within);
-  stream().socket().set_option(Tcp::no_delay(true));
-  stream().socket().set_option(asio::socket_base::keep_alive(true));
+  PrepareSocket(stream().socket().native_handle());
   if (tls_ != nullptr) co_await Handshake(asio::ssl::stream_base::server);
 }
 

@@ -21,6 +21,10 @@ namespace penstock {
 asio::awaitable<void> OnThread(asio::io_context& context,
                                std::function<void()> work);
 
+// A socket of TCP sends at once, and ends 25 s after it has last heard of the
+// other host, whether anything is under way or not.
+void PrepareSocket(int socket);
+
 // Throws std::runtime_error: no such name.
 asio::awaitable<std::vector<Tcp::endpoint>> Resolve(asio::io_context& context,
                                                     std::string host,

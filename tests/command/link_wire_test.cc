@@ -1,8 +1,14 @@
 // Promise: a link takes nothing from another that does not follow the protocol,
 // and never puts a row in the place of another. Method: messages that are cut
 // off, too large or made up; batches from which rows are missing.
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <sys/socket.h>
+
+#include "client/link/connection.h"
 #include "client/link/remotes.h"
 #include "client/link/wire.h"
+#include "common/fd.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
@@ -23,6 +29,25 @@ DatasetRequest Request() {
   request.row_bytes = 64;
   request.rows = 8;
   return request;
+}
+
+TEST(LinkWireTest, AConnectionToAHostThatSaysNothingEndsWithinAMinute) {
+  const Fd fd(socket(AF_INET, SOCK_STREAM, 0));
+  PrepareSocket(fd.get());
+  const auto option = [&](int level, int name) {
+    int value = 0;
+    socklen_t size = sizeof(value);
+    EXPECT_EQ(getsockopt(fd.get(), level, name, &value, &size), 0);
+    return value;
+  };
+  EXPECT_NE(option(SOL_SOCKET, SO_KEEPALIVE), 0);
+  EXPECT_LT(
+      option(IPPROTO_TCP, TCP_KEEPIDLE) +
+          option(IPPROTO_TCP, TCP_KEEPCNT) * option(IPPROTO_TCP, TCP_KEEPINTVL),
+      60);
+  const int unanswered_ms = option(IPPROTO_TCP, TCP_USER_TIMEOUT);
+  EXPECT_GT(unanswered_ms, 0);
+  EXPECT_LT(unanswered_ms, 60'000);
 }
 
 TEST(LinkWireTest, ADatasetComesAsItWasSent) {

@@ -151,6 +151,60 @@ struct StormOptions {
   bool json = false;
 };
 
+std::string FindBroker() {
+  const char* given = std::getenv("PENSTOCKD");
+  return given != nullptr ? given : PENSTOCK_BUILD_DIR "/broker/penstockd";
+}
+
+nlohmann::json ToJson(const Verdict& verdict) {
+  return {{"batches", verdict.batches},
+          {"rows", verdict.rows},
+          {"redelivered", verdict.redelivered},
+          {"skipped", verdict.skipped},
+          {"reconnects", verdict.reconnects},
+          {"lost", verdict.lost},
+          {"torn", verdict.torn},
+          {"unmarked_duplicates", verdict.unmarked},
+          {"after_release", verdict.released},
+          {"gaps", verdict.gaps},
+          {"errors", verdict.errors},
+          {"findings", verdict.findings}};
+}
+
+// ---- for tests/hosts/storm, whose hosts have brokers and ranks of this one's
+
+// A penstockd that is started again whenever a signal has ended it.
+int KeepBroker(const std::string& folder) {
+  StormBroker broker(FindBroker(), folder,
+                     [] { return StormBroker::Environment(); });
+  for (;;) {
+    std::vector<pollfd> entries;
+    broker.AddTo(&entries);
+    poll(entries.data(), entries.size(), -1);
+    const std::optional<ProcessExit> exit = broker.Tend();
+    if (exit && !exit->signaled) {
+      std::fprintf(stderr, "penstockd %s\n", exit->ToString().c_str());
+      return 1;
+    }
+    if (exit) broker.Launch();
+  }
+}
+
+// The folder has the logs of ranks, a file `attempts`, whose i-th line has
+// epoch, step and ranks of the i-th, and that of a rank alone in `alone`.
+int JudgeFolder(const StormRankOptions& options) {
+  std::vector<Attempt> attempts;
+  std::ifstream file(options.folder + "/attempts");
+  for (Attempt each; file >> each.epoch >> each.step >> each.ranks;) {
+    attempts.push_back(each);
+  }
+  const Verdict verdict =
+      JudgeAttempts(options.kind, attempts, ReadRankLogs(options.folder),
+                    ReadRankLogs(options.folder + "/alone").at(0));
+  std::printf("%s\n", ToJson(verdict).dump().c_str());
+  return verdict.ok() ? 0 : 1;
+}
+
 // A process of a rank, of a producer or of the broker.
 struct Victim {
   std::string sent;         // the signal that should end it; "": none yet
@@ -243,10 +297,6 @@ class Storm {
  private:
   static double SecondsSince(Clock::time_point then) {
     return std::chrono::duration<double>(Clock::now() - then).count();
-  }
-  static std::string FindBroker() {
-    const char* given = std::getenv("PENSTOCKD");
-    return given != nullptr ? given : PENSTOCK_BUILD_DIR "/broker/penstockd";
   }
 
   bool IsWanted(const std::string& kind) const {
@@ -681,24 +731,10 @@ class Storm {
     for (const auto& [key, count] : counts_) {
       json["kills_of"][key.second][key.first] = count;
     }
-    const auto of = [](const Verdict& verdict) {
-      return nlohmann::json{{"batches", verdict.batches},
-                            {"rows", verdict.rows},
-                            {"redelivered", verdict.redelivered},
-                            {"skipped", verdict.skipped},
-                            {"reconnects", verdict.reconnects},
-                            {"lost", verdict.lost},
-                            {"torn", verdict.torn},
-                            {"unmarked_duplicates", verdict.unmarked},
-                            {"after_release", verdict.released},
-                            {"gaps", verdict.gaps},
-                            {"errors", verdict.errors},
-                            {"findings", verdict.findings}};
-    };
     for (const auto& [name, verdict] : by_kind_) {
-      json["modes"][name] = of(verdict);
+      json["modes"][name] = ToJson(verdict);
     }
-    json["all"] = of(total_);
+    json["all"] = ToJson(total_);
     std::printf("%s\n", json.dump(2).c_str());
   }
 
@@ -753,11 +789,17 @@ int Main(int argc, char** argv) {
   line.AddFlag("--json", &options.json, "the result as JSON");
   Command rank = line.AddCommand("rank", "").Hide();
   Command producer = line.AddCommand("producer", "").Hide();
+  Command broker = line.AddCommand("broker", "").Hide();
+  Command judge = line.AddCommand("judge", "").Hide();
   rank_options.AddTo(rank);
-  rank_options.AddTo(producer);
+  for (const Command& command : {producer, broker, judge}) {
+    rank_options.AddTo(command);
+  }
   line.ParseOrExit(argc, argv);
   if (rank.parsed()) return RunStormRank(rank_options);
   if (producer.parsed()) return RunStormProducer(rank_options);
+  if (broker.parsed()) return KeepBroker(rank_options.folder);
+  if (judge.parsed()) return JudgeFolder(rank_options);
 
   if (options.out.empty()) {
     options.out = (std::filesystem::temp_directory_path() / "storm-XXXXXX");

@@ -22,7 +22,8 @@ struct JobKind {
   uint64_t batch = 0;  // of all ranks together
   uint64_t epochs = 2;
   uint64_t hold = 3;
-  bool stream = false;  // a producer makes the rows; one epoch, in order
+  uint64_t cost_us = 20;  // processor time of a row
+  bool stream = false;    // a producer makes the rows; one epoch, in order
   // Rows of four lengths, in buckets, read from this file.
   std::string lists;
 
@@ -56,7 +57,7 @@ struct JobKind {
     const std::string shuffle = "shuffle: {seed: 7}\n";
     std::string source =
         "  synthetic:\n    records: " + std::to_string(records) + "\n" +
-        features + "    cost_us: 20\n" + shuffle;
+        features + "    cost_us: " + std::to_string(cost_us) + "\n" + shuffle;
     if (stream) source = "  stream:\n" + features;
     if (!lists.empty()) {
       source = "  json_lines:\n    files: " + lists +

@@ -181,6 +181,48 @@ std::vector<const RankLog*> Of(const JobKind& kind,
   return found;
 }
 
+// The part of a step's rows that a rank gets (Plan).
+std::vector<int64_t> PartOf(const std::vector<int64_t>& rows, uint32_t rank,
+                            uint32_t ranks) {
+  const size_t each = rows.size() / ranks;
+  const size_t more = rows.size() % ranks;
+  const auto begin = [&](size_t of) { return of * each + std::min(of, more); };
+  return {rows.begin() + static_cast<ptrdiff_t>(begin(rank)),
+          rows.begin() + static_cast<ptrdiff_t>(begin(rank + 1))};
+}
+
+void JudgeOrder(const JobKind& kind, const Attempt& attempt,
+                const std::map<Step, std::vector<int64_t>>& steps,
+                const RankLog& log, Verdict* verdict) {
+  const auto at = [&](uint64_t epoch, uint64_t step) {
+    return epoch * kind.steps_per_epoch() + step;
+  };
+  uint64_t next = at(attempt.epoch, attempt.step);
+  for (const LoggedBatch& batch : log.batches) {
+    const uint64_t step = at(batch.epoch, batch.step);
+    if (step > next || (step < next && !batch.redelivered)) {
+      ++verdict->gaps;
+      Find(verdict, Format("{}: came where step {} of the job was next",
+                           NameOf({&log, &batch}), next));
+    }
+    next = std::max(next, step + 1);
+    const auto whole = steps.find({batch.epoch, batch.step});
+    if (whole == steps.end() || log.rank >= attempt.ranks ||
+        batch.ids != PartOf(whole->second, log.rank, attempt.ranks)) {
+      ++verdict->torn;
+      Find(verdict, Format("{}: has other rows than that of a job without "
+                           "faults",
+                           NameOf({&log, &batch})));
+    }
+  }
+  if (log.ended && next != kind.steps()) {
+    ++verdict->gaps;
+    Find(verdict, Format("rank {} restart {}: the data were over after step "
+                         "{} of {}",
+                         log.rank, log.restart, next, kind.steps()));
+  }
+}
+
 }  // namespace
 
 void Verdict::Add(const Verdict& other) {
@@ -240,6 +282,27 @@ Verdict Judge(const JobKind& kind, const std::vector<RankLog>& logs) {
     }
     if (kind.evicts()) JudgeRankReleases(kind, all, &verdict);
   }
+  return verdict;
+}
+
+Verdict JudgeAttempts(const JobKind& kind, const std::vector<Attempt>& attempts,
+                      std::vector<RankLog> logs, const RankLog& alone) {
+  std::map<Step, std::vector<int64_t>> steps;
+  for (const LoggedBatch& batch : alone.batches) {
+    steps[{batch.epoch, batch.step}] = batch.ids;
+  }
+  Verdict verdict;
+  for (RankLog& log : logs) {
+    JudgeOrder(kind, attempts.at(log.restart), steps, log, &verdict);
+    Step end = {kind.epochs, 0};
+    for (size_t i = log.restart + size_t{1}; i < attempts.size(); ++i) {
+      end = std::min(end, {attempts[i].epoch, attempts[i].step});
+    }
+    std::erase_if(log.batches, [&](const LoggedBatch& batch) {
+      return Step(batch.epoch, batch.step) >= end;
+    });
+  }
+  verdict.Add(Judge(kind, logs));
   return verdict;
 }
 

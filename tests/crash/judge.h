@@ -43,5 +43,18 @@ struct Verdict {
 
 Verdict Judge(const JobKind& kind, const std::vector<RankLog>& logs);
 
+// A start of all ranks of a job, which its launcher ends and starts again, with
+// as many as there are then: the logs of the i-th have `restart` i.
+struct Attempt {
+  uint64_t epoch = 0;
+  uint64_t step = 0;  // the first
+  uint32_t ranks = 0;
+};
+// split: of each attempt what comes before the next one's first step counts.
+// That is judged as above; besides, each rank gets its part of the steps of
+// `alone`, a job of one rank, one after the other.
+Verdict JudgeAttempts(const JobKind& kind, const std::vector<Attempt>& attempts,
+                      std::vector<RankLog> logs, const RankLog& alone);
+
 }  // namespace penstock
 #endif  // TESTS_CRASH_JUDGE_H_

@@ -70,7 +70,10 @@ class StormRank {
     wanted.replica = static_cast<int>(options_.rank % replicas);
     wanted.replicas = static_cast<int>(replicas);
     wanted.world_size = static_cast<int>(options_.kind.ranks / replicas);
-    wanted.local_world_size = wanted.world_size;
+    wanted.local_world_size = options_.local_ranks > 0
+                                  ? static_cast<int>(options_.local_ranks)
+                                  : wanted.world_size;
+    wanted.state = options_.state;
     wanted.timeout_s = kHang_s;
     wanted.delivery = options_.kind.delivery;
     wanted.lag = options_.kind.lag;
@@ -226,6 +229,7 @@ void StormRankOptions::AddTo(Command command) {
   command.AddOption("--batch", &kind.batch, "");
   command.AddOption("--epochs", &kind.epochs, "");
   command.AddOption("--hold", &kind.hold, "");
+  command.AddOption("--cost-us", &kind.cost_us, "");
   command.AddFlag("--stream", &kind.stream, "");
   command.AddOption("--lists", &kind.lists, "");
   command.AddOption("--job", &job, "");
@@ -233,6 +237,8 @@ void StormRankOptions::AddTo(Command command) {
   command.AddOption("--folder", &folder, "");
   command.AddOption("--rank", &rank, "");
   command.AddOption("--restart", &restart, "");
+  command.AddOption("--local-ranks", &local_ranks, "");
+  command.AddOption("--state", &state, "");
   command.AddOption("--seed", &seed, "");
   command.AddOption("--pace-us", &pace_us, "");
   command.AddOption("--leave-after", &leave_after, "");
@@ -257,6 +263,7 @@ std::vector<std::string> StormRankOptions::Arguments() const {
   add("--batch", std::to_string(kind.batch));
   add("--epochs", std::to_string(kind.epochs));
   add("--hold", std::to_string(kind.hold));
+  add("--cost-us", std::to_string(kind.cost_us));
   if (kind.stream) arguments.push_back("--stream");
   add("--lists", kind.lists);
   add("--job", job);
@@ -264,6 +271,8 @@ std::vector<std::string> StormRankOptions::Arguments() const {
   add("--folder", folder);
   add("--rank", std::to_string(rank));
   add("--restart", std::to_string(restart));
+  add("--local-ranks", std::to_string(local_ranks));
+  add("--state", state);
   add("--seed", std::to_string(seed));
   add("--pace-us", std::to_string(pace_us));
   add("--leave-after", std::to_string(leave_after));

@@ -17,7 +17,9 @@ struct StormRankOptions {
   std::string socket;
   std::string folder;  // of the job's logs
   uint32_t rank = 0;
-  uint32_t restart = 0;  // 0: the first process of this rank
+  uint32_t restart = 0;      // 0: the first process of this rank
+  uint32_t local_ranks = 0;  // 0: all are on this host
+  std::string state;         // where the job begins; "": at the beginning
   uint64_t seed = 0;
   uint64_t pace_us = 0;      // longest time spent with a batch
   uint64_t leave_after = 0;  // batches before it detaches; 0: at the end

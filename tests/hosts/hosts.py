@@ -4,7 +4,9 @@
         hosts[0].data("/some/folder")           # what it has at DATA; others have others
         process = hosts[0].start(["torchrun", ...])
         hosts[1].kill()                          # as by a power failure
+        hosts.boot(1)                            # it comes back, with nothing running
         hosts[1].disconnect()                    # nothing arrives, nobody is told
+        hosts[1].impede()                        # little arrives, late
 
 Names are node0, node1, ...; addresses 10.77.0.1, .... All else of the file system is shared, so
 that any folder but DATA stands for storage that all hosts mount. Needs root."""
@@ -55,15 +57,20 @@ class Namespaces:
 
     def kill(self):
         """All processes in it, at once: the kernel kills them with number 1."""
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(self.pid, signal.SIGKILL)
+        if self._holder.poll() is None:  # else the number may be another's
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.pid, signal.SIGKILL)
         self._holder.wait()
+
+
+def address_of(number):
+    return f"10.77.0.{number + 1}"
 
 
 class Host(Namespaces):
     def __init__(self, number, switch, mount_point):
         super().__init__(f"node{number}")
-        self.number, self.address = number, f"10.77.0.{number + 1}"
+        self.number, self.address = number, address_of(number)
         self._switch, self._port, self._mount_point = switch, f"port{number}", mount_point
         subprocess.run(["ip", "link", "add", self._port, "netns", str(switch.pid), "type", "veth",
                         "peer", "name", "eth0", "netns", str(self.pid)], check=True)
@@ -86,6 +93,23 @@ class Host(Namespaces):
     def connect(self):
         self._switch.run("ip", "link", "set", self._port, "up")
 
+    def impede(self):
+        """What it sends is late, lost and out of order; where the kernel has no netem, late
+        and lost."""
+        add = ["tc", "qdisc", "replace", "dev", "eth0", "root"]
+        if subprocess.run(self.inside(add + "netem delay 60ms 40ms reorder 10% loss 2%".split()),
+                          stderr=subprocess.DEVNULL, check=False).returncode != 0:
+            self.run(*add, *"tbf rate 400kbit burst 8kbit latency 200ms".split())
+
+    def relieve(self):
+        self.run("tc", "qdisc", "delete", "dev", "eth0", "root")
+
+    def kill(self):
+        super().kill()
+        # The kernel takes its own time to remove the pair.
+        subprocess.run(self._switch.inside(["ip", "link", "delete", self._port]),
+                       stderr=subprocess.DEVNULL, check=False)
+
 
 class Hosts(contextlib.ExitStack):
     """A list of hosts, each killed at the end."""
@@ -105,13 +129,32 @@ class Hosts(contextlib.ExitStack):
 
     def add(self):
         """One more."""
-        host = Host(len(self._hosts), self._switch, self.data_folder)
-        self.callback(host.kill)
-        self._hosts.append(host)
-        names = "".join(f"{each.address} {each.name}\n" for each in self._hosts)
+        self._hosts.append(None)
+        names = "".join(f"{address_of(i)} node{i}\n" for i in range(len(self)))
         (self.folder / "names").write_text("127.0.0.1 localhost\n" + names)
+        return self.boot(len(self) - 1)
+
+    def boot(self, number):
+        """Starts it, also one that was killed."""
+        host = Host(number, self._switch, self.data_folder)
+        self.callback(host.kill)
+        self._hosts[number] = host
         host.run("mount", "--bind", self.folder / "names", "/etc/hosts")
+        (self.folder / f"pid-{host.name}").write_text(str(host.pid))
         return host
+
+    def login(self, command):
+        """The command, made to run on a host beside these, where `enter NAME COMMAND` is what
+        ssh is elsewhere."""
+        enter = self.folder / "enter"
+        if not enter.exists():
+            self._switch.run("ip", "address", "add", "10.77.0.254/24", "dev", "bridge")
+            enter.write_text('#!/bin/sh\nhost=$1\nshift\nexec nsenter -t "$(cat '
+                             f'{self.folder}/pid-$host)" -n -m -u -p sh -c "$*"\n')
+            enter.chmod(0o755)
+        return ["nsenter", "-t", str(self._switch.pid), "-n", "unshare", "-m", "--propagation",
+                "private", "sh", "-c", f'mount --bind {self.folder}/names /etc/hosts; exec "$@"',
+                "login", *map(str, command)]
 
     def __getitem__(self, number):
         return self._hosts[number]

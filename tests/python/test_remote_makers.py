@@ -17,6 +17,7 @@ import time
 import numpy as np
 import penstock
 import pytest
+from bad_network import Proxy
 from PIL import Image
 
 BIN = os.path.join(os.path.dirname(penstock.__file__), "bin")
@@ -126,9 +127,10 @@ class Hosts:
         wait_for(lambda: [each for each in self.status().get("makers", [])
                           if each["state"] == "connected"])
 
-    def status(self):
+    def status(self, broker=None):
         out = subprocess.run([os.path.join(BIN, "penstock"), "status", "--json", "--socket",
-                              self.training.socket], check=True, stdout=subprocess.PIPE).stdout
+                              (broker or self.training).socket], check=True,
+                             stdout=subprocess.PIPE).stdout
         return json.loads(out)
 
     def remote(self):
@@ -185,6 +187,8 @@ def test_rows_of_another_host_are_the_same(hosts, pictures, alone):
     assert seen["row_bytes"] < 160_000
     assert seen["makers"][0]["checked"] > 0
     assert not seen["makers"][0]["distrusted"]
+    # The maker is told that the job is over, though no other begins.
+    wait_for(lambda: not hosts.status(hosts.maker)["jobs"])
 
 
 def test_without_a_link_nothing_is_asked(hosts, pictures, alone):
@@ -433,69 +437,6 @@ def test_a_maker_that_makes_other_rows_is_put_out(hosts, pictures, alone, tmp_pa
 
 
 # ---- a bad network
-
-class Proxy:
-    """Between the links: it hands bytes on, or does what `fault` says to each piece."""
-
-    def __init__(self, port):
-        self.target, self.odds, self.faults = port, 0.02, 0
-        self.listener = socket.create_server(("127.0.0.1", 0))
-        self.port = self.listener.getsockname()[1]
-        self.random = np.random.default_rng(11)
-        self.stop = threading.Event()
-        self.threads = [threading.Thread(target=self.accept)]
-        self.threads[0].start()
-
-    def accept(self):
-        self.listener.settimeout(0.1)
-        while not self.stop.is_set():
-            try:
-                client, _ = self.listener.accept()
-                server = socket.create_connection(("127.0.0.1", self.target), 5)
-            except (TimeoutError, OSError):
-                continue
-            for pair in ((client, server), (server, client)):
-                thread = threading.Thread(target=self.pump, args=pair)
-                self.threads.append(thread)
-                thread.start()
-
-    def pump(self, source, target):
-        source.settimeout(0.1)
-        try:
-            while not self.stop.is_set():
-                try:
-                    data = source.recv(1 << 16)
-                except TimeoutError:
-                    continue
-                if not data:
-                    break
-                if self.random.random() < self.odds:
-                    self.faults += 1
-                    kind = self.random.integers(0, 4)
-                    if kind == 0:  # the connection ends
-                        break
-                    if kind == 1:  # bytes are others
-                        at = self.random.integers(0, len(data))
-                        data = data[:at] + bytes([data[at] ^ 0x40]) + data[at + 1:]
-                    if kind == 2:  # some never come
-                        data = data[:len(data) // 2]
-                    if kind == 3:
-                        time.sleep(0.3)
-                target.sendall(data)
-        except OSError:
-            pass
-        for each in (source, target):
-            try:
-                each.shutdown(socket.SHUT_RDWR)
-            except OSError:
-                pass
-
-    def end(self):
-        self.stop.set()
-        for thread in self.threads:
-            thread.join()
-        self.listener.close()
-
 
 def test_a_network_that_loses_changes_and_delays_bytes(hosts, pictures):
     proxy = Proxy(hosts.port)

@@ -144,6 +144,33 @@ TEST(BothDieTest, ReplacementThatGetsAnOldStepLastGoesOnWhereItWasBefore) {
   EXPECT_EQ(Sorted(rest), Numbers(400));
 }
 
+TEST(BothDieTest, ALateRankWithTheStateOfTheOthersJoinsThem) {
+  KeptBroker broker;
+  const auto options_of = [&](int rank) {
+    Options options = OptionsFor(
+        "dataset: numbers\nsource: {range: 240}\nbatch: {size: 12}", rank, 2,
+        broker.socket());
+    options.state = R"({"epoch": 0, "row": 24})";
+    return options;
+  };
+  RankProcess first(options_of(0));
+  first.Attached();
+  Rows rows = first.Next().taken.rows;
+  kill(broker.pid(), SIGKILL);
+  RankProcess second(options_of(1));
+  second.Run();
+  first.Run();
+  EXPECT_FALSE(second.Attached().contains("error"));
+  for (RankProcess* const rank : {&first, &second}) {
+    const Course course = rank->Finished();
+    EXPECT_EQ(course.code, 0) << course.error;
+    Append(course.taken, &rows);
+  }
+  rows = Sorted(rows);
+  rows.erase(std::unique(rows.begin(), rows.end()), rows.end());
+  EXPECT_EQ(rows.size(), 216u);
+}
+
 // The broker dies first: no later instance sees the rank alive.
 class BrokerThenRankDieTest : public testing::Test {
  protected:

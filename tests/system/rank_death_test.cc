@@ -9,6 +9,7 @@
 #include <fstream>
 #include <map>
 #include <memory>
+#include <numeric>
 #include <set>
 #include <string>
 #include <vector>
@@ -140,6 +141,44 @@ TEST_F(RankDeathTest, SecondReplacementGetsWhatBothPredecessorsHeld) {
   for (size_t i = 0; i < course.taken.size(); ++i) {
     EXPECT_EQ(course.taken[i].step, i + 1);
     EXPECT_EQ(course.taken[i].redelivered, i < 2) << i;
+  }
+}
+
+// The launcher of several hosts goes on without some of them, or numbers ranks
+// anew, from the checkpoint that the launch before began at.
+TEST_F(RankDeathTest, ALaunchOfOtherRanksBeginsAtTheStateOfOneThatIsDead) {
+  const std::string spec = Spec(160);
+  const auto options_of = [&](int rank, int world_size) {
+    Options options = OptionsFor(spec, rank, world_size);
+    options.local_world_size = 2;
+    options.state = R"({"epoch": 0, "row": 16})";
+    return options;
+  };
+  struct Case {
+    std::vector<int> came;  // before they died
+    int world_size;
+  };
+  const std::vector<Case> cases = {
+      {{2, 3}, 2}, {{2, 3}, 4}, {{3}, 2}, {{3}, 4}};
+  for (const auto& [came, world_size] : cases) {
+    std::vector<RankProcess> ranks;
+    for (const int rank : came) {
+      ranks.push_back(Start(options_of(rank, 4)));
+      TakeSome(ranks.back(), 1);
+    }
+    for (RankProcess& rank : ranks) rank.Kill();
+    ranks.clear();
+    for (const int rank : came) WaitUntilGone(rank);
+    Rows rows;
+    for (const int rank : {0, 1}) {
+      ranks.push_back(Start(options_of(rank, world_size)));
+      Append(TakeSome(ranks.back(), 1), &rows);
+    }
+    Rows wanted(static_cast<size_t>(16 / world_size));
+    std::iota(wanted.begin(), wanted.end(), 16);
+    EXPECT_EQ(rows, wanted);
+    ranks.clear();
+    for (const int rank : {0, 1}) WaitUntilGone(rank);
   }
 }
 
