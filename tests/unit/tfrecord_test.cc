@@ -27,7 +27,7 @@ using testing::StartsWith;
 constexpr char kGolden[] = PENSTOCK_SOURCE_DIR "/tests/unit/golden/";
 
 TEST(Crc32cTest, HasThePublishedValuesInBothWays) {
-  // RFC 3720, B.4; and every length around a word.
+  // RFC 3720, B.4; every length around a word; blocks done in three parts.
   std::vector<std::byte> bytes(32, std::byte{0});
   EXPECT_EQ(Crc32c(bytes), 0x8a9136aa);
   bytes.assign(32, std::byte{0xff});
@@ -37,6 +37,14 @@ TEST(Crc32cTest, HasThePublishedValuesInBothWays) {
   for (size_t size = 0; size <= bytes.size(); ++size) {
     const auto part = std::span(bytes).first(size);
     EXPECT_EQ(Crc32c(part), Crc32cByTable(part)) << size;
+  }
+  bytes.clear();
+  for (uint32_t i = 0; i < 5000; ++i) {
+    bytes.push_back(static_cast<std::byte>((i * 2654435761u) >> 24));
+  }
+  for (size_t size = 1500; size <= bytes.size(); size += 7) {
+    const auto part = std::span(bytes).first(size);
+    EXPECT_EQ(Crc32c(part, 12345), Crc32cByTable(part, 12345)) << size;
   }
 }
 
