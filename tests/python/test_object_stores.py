@@ -112,8 +112,9 @@ def test_two_brokers_of_one_environment_share_what_they_fetch(store, tmp_path, m
     data = records(2000, 1000)
     store.files = {"a.bin": data.tobytes()}
     dataset = fixed(store.url + "/a.bin", 1000)
-    with contextlib.ExitStack() as first:
-        one = first.enter_context(penstock.broker(workers=1))
+    with contextlib.ExitStack() as ends:
+        one = penstock.broker(workers=1)
+        ends.callback(one.stop)
         if not alike:
             monkeypatch.setenv("AWS_PROFILE", "other")
         with penstock.broker(workers=1) as other:
@@ -126,7 +127,7 @@ def test_two_brokers_of_one_environment_share_what_they_fetch(store, tmp_path, m
             times = 1 if alike else 2  # a copy without a name, which nobody else may remove
             assert store.sent == times * data.nbytes
             # The process of the first one ends with it: the copy is the other's.
-            first.close()
+            one.stop()
             assert np.array_equal(np.concatenate(rows_of(dataset, socket=other.socket)), data)
             assert store.sent == times * data.nbytes
 
