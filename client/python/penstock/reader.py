@@ -480,7 +480,7 @@ def _releases() -> Iterator[bool]:
     jax.block_until_ready(jax.live_arrays())
     yield True
     # live_arrays() lacks results that nobody kept: wait for them by time.
-    for _ in range(50):
+    for _ in range(250):
         time.sleep(0.02)
         yield True
 
