@@ -61,7 +61,6 @@ void LookAhead::Run() {
 void LookAhead::SetRanks(std::vector<uint32_t> ranks) {
   {
     const std::lock_guard lock(mutex_);
-    if (ranks_now_ == ranks) return;
     ranks_now_ = std::move(ranks);
   }
   signal_->Notify();
