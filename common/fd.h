@@ -1,8 +1,10 @@
-// An owning file descriptor, and transfers of all bytes at once.
+// An owning file descriptor, what a pidfd says, and transfers of all bytes at
+// once.
 #ifndef COMMON_FD_H_
 #define COMMON_FD_H_
 
 #include <fcntl.h>
+#include <poll.h>
 #include <unistd.h>
 
 #include <cerrno>
@@ -43,6 +45,12 @@ inline StatusOr<PipeEnds> MakePipe() {
   int ends[2];
   if (pipe2(ends, O_CLOEXEC) != 0) return ErrnoError(errno, "pipe");
   return PipeEnds{Fd(ends[0]), Fd(ends[1])};
+}
+
+// False for a pidfd of -1.
+inline bool IsDead(int pidfd) {
+  pollfd entry{pidfd, POLLIN, 0};
+  return poll(&entry, 1, 0) == 1;
 }
 
 // Both go on where a signal came between; false: errno says why.

@@ -1,7 +1,5 @@
 #include "broker/control/producers.h"
 
-#include <poll.h>
-
 #include <algorithm>
 #include <utility>
 
@@ -202,8 +200,7 @@ void Producers::DropDead(const std::shared_ptr<Job>& job) {
   for (const uint64_t id : Ids()) {
     const Producer* const producer = Find(id);
     if (producer == nullptr || producer->job != job) continue;
-    pollfd entry{producer->joining.pidfd, POLLIN, 0};
-    if (poll(&entry, 1, 0) == 1) connections_->Drop(id);
+    if (IsDead(producer->joining.pidfd)) connections_->Drop(id);
   }
 }
 

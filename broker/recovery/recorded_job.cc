@@ -1,6 +1,5 @@
 #include "broker/recovery/recorded_job.h"
 
-#include <poll.h>
 #include <sys/stat.h>
 #include <sys/vfs.h>
 
@@ -57,9 +56,7 @@ std::optional<bool> RecordedRank::LeftUnheard() const {
 
 bool RecordedRank::MayLive() const {
   if (left || evicted != 0) return false;
-  if (pidfd == nullptr) return true;
-  pollfd entry{pidfd->get(), POLLIN, 0};
-  return poll(&entry, 1, 0) != 1;
+  return pidfd == nullptr || !IsDead(pidfd->get());
 }
 
 bool RecordedRank::WasNotAnswered(int other) const {

@@ -1,6 +1,5 @@
 #include "broker/registry/job_table.h"
 
-#include <poll.h>
 #include <sys/random.h>
 
 #include <algorithm>
@@ -386,6 +385,14 @@ StatusOr<JobTable::Entry*> JobTable::EntryFor(AttachRequest* asked) {
   }
   if (entry->state.stage() == State::kOpening) {
     if (begins_there) return entry;
+    // The launcher starts again where all ranks died while the job opened.
+    if (begins_another &&
+        std::all_of(
+            entry->pending.begin(), entry->pending.end(),
+            [](const Pending& each) { return IsDead(each.request.pidfd); })) {
+      GiveUpOpening(entry);
+      return nullptr;
+    }
     return FailedPreconditionError(
         "{} disagrees with the ranks of job '{}' that are attaching: they "
         "begin at another state",
@@ -548,8 +555,7 @@ StatusOr<JobTable::Attached> JobTable::AttachTo(Entry& entry,
                                                 AttachRequest request) {
   // The request was still on its way: the dead process's batches may have been
   // given to others already.
-  pollfd dead{request.pidfd, POLLIN, 0};
-  if (poll(&dead, 1, 0) == 1) {
+  if (IsDead(request.pidfd)) {
     return UnavailableError("rank {} is dead", NameOf(request));
   }
   const std::shared_ptr<Job>& job = entry.state.job();
@@ -655,10 +661,16 @@ void JobTable::CancelAttach(uint64_t attach) {
       entry->former != nullptr || entry->options.at_end || entry->forgotten) {
     return;
   }
-  // Nobody waits any more: the next request opens another entry, and Opened()
-  // drops this one.
+  GiveUpOpening(&*entry);
+}
+
+// The next request opens another entry, and Opened() drops this one.
+void JobTable::GiveUpOpening(Entry* entry) {
+  for (Pending& each : std::exchange(entry->pending, {})) {
+    each.done(UnavailableError("rank {} is dead", NameOf(each.request)));
+  }
   if (Cancel(*entry->state.Cancel())) {
-    Opened(&*entry, CancelledError("nobody waits any more"));
+    Opened(entry, CancelledError("nobody waits any more"));
   }
 }
 

@@ -422,6 +422,7 @@ class JobTable {
   void EndOpening(Opening* opening);
   // Nobody waits for it any more. True: it had not begun, and is gone.
   bool Cancel(Opening& opening);
+  void GiveUpOpening(Entry* entry);
   PoolUse RecentPoolUse() const;
   // For building an order, after which the job's own memory counts.
   OrderBudget BudgetOf(uint32_t uid, const OpenProgress& progress);

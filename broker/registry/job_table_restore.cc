@@ -1,6 +1,5 @@
 // The part of JobTable for a restart of the broker: jobs of a former instance
 // and their ranks, some of which reconnect, some are dead and some stay silent.
-#include <poll.h>
 
 #include <algorithm>
 #include <chrono>
@@ -69,8 +68,7 @@ void JobTable::Unmapped(uint64_t job, uint64_t attach) {
 
 void JobTable::CheckHolders() {
   std::erase_if(holders_, [this](const Holder& holder) {
-    pollfd dead{holder.pidfd->get(), POLLIN, 0};
-    if (poll(&dead, 1, 0) != 1) return false;
+    if (!IsDead(holder.pidfd->get())) return false;
     journal_->Unmapped(holder.job, holder.attach);
     return true;
   });

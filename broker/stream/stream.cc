@@ -1,7 +1,6 @@
 #include "broker/stream/stream.h"
 
 #include <fcntl.h>
-#include <poll.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -19,13 +18,6 @@ namespace {
 
 // Nobody can remove pages during a read.
 constexpr int kSeals = F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL;
-
-// Whether the process is dead; false for an unknown one.
-bool IsDead(const Fd& pidfd) {
-  if (!pidfd) return false;
-  pollfd entry{pidfd.get(), POLLIN, 0};
-  return poll(&entry, 1, 0) == 1;
-}
 
 }  // namespace
 
@@ -115,7 +107,7 @@ void Stream::GiveUpLocked(double wait_s) {
   std::vector<uint32_t> given_up;
   for (const auto& [number, away] : away_) {
     const std::chrono::duration<double> silent = now - away.since;
-    if (IsDead(away.pidfd) || (!away.pidfd && silent > kComeBackTime) ||
+    if (IsDead(away.pidfd.get()) || (!away.pidfd && silent > kComeBackTime) ||
         (wait_s > 0 && silent.count() > wait_s)) {
       given_up.push_back(number);
     }

@@ -438,18 +438,18 @@ def test_a_maker_that_makes_other_rows_is_put_out(hosts, pictures, alone, tmp_pa
 
 # ---- a bad network
 
-def test_a_network_that_loses_changes_and_delays_bytes(hosts, pictures):
+def test_a_network_that_loses_changes_and_delays_bytes(hosts, pictures, alone):
     proxy = Proxy(hosts.port)
     try:
-        epochs = 20
-        with penstock.broker(workers=1) as other:
-            alone = rows(other.socket, spec_of(pictures, epochs), "alone")
         hosts.use(f"127.0.0.1:{proxy.port}")
-        seen = {}
-        assert rows(hosts.training.socket, spec_of(pictures, epochs), "faults",
-                    at=lambda _: seen.update(hosts.remote() or {})) == alone
-        assert proxy.faults > 10
-        assert seen["rows_used"] > 0
+        seen, used, jobs = {}, 0, 0
+        # How many pieces a pass has, and so how many faults, is up to the kernel.
+        while proxy.faults <= 10 or not used:
+            jobs += 1
+            assert jobs < 50
+            assert rows(hosts.training.socket, spec_of(pictures), f"faults {jobs}",
+                        at=lambda _: seen.update(hosts.remote() or {})) == alone
+            used += seen.pop("rows_used", 0)
         # Changed bytes are no lie of the maker's.
         assert not any(each["distrusted"] for each in seen["makers"])
     finally:

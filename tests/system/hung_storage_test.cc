@@ -24,6 +24,7 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "tests/support/broker_process.h"
+#include "tests/support/delivery_fixture.h"
 #include "tests/support/gated_file_system.h"
 
 namespace penstock::hung_storage_test {
@@ -250,6 +251,48 @@ TEST_F(HungStorageTest, RanksMeetAfterAnOpeningThatWasGivenUp) {
   const uint64_t others = TakeAll(attach(1, 60));
   rank_0.join();
   EXPECT_EQ(rows + others, 10u);
+}
+
+// The launcher starts again at a checkpoint where the ranks died while the job
+// of a former broker instance opened.
+TEST_F(HungStorageTest, AStateEndsAnOpeningWhoseRanksAreDead) {
+  StartBroker(1);
+  const std::string records = folder_ + "/records";
+  const auto are_at = [this, &records](const std::string& file) {
+    std::filesystem::remove(records);
+    std::filesystem::create_symlink(folder_ + "/mount/" + file, records);
+  };
+  are_at("file");
+  Options options = For(
+      "dataset: records\nsource:\n  fixed_length_records: {files: " + records +
+          ", features: {value: {dtype: int64, shape: []}}}\n"
+          "batch: {size: 2}\n",
+      "restarted");
+  std::string state;
+  {
+    Reader reader(options);
+    Batch batch;
+    ASSERT_EQ(reader.next(&batch), Reader::Result::kBatch);
+    state = reader.state();
+  }
+  RankProcess rank(options);
+  rank.Attached();
+  const RankProcess::Event first = rank.Next();
+  ASSERT_EQ(first.what, RankProcess::What::kBatch) << first.error;
+  broker_->Stop(SIGKILL);
+  are_at("hung_open");
+  broker_->Start();
+  rank.Run();
+  while (storage_->hanging() == 0) std::this_thread::yield();
+  rank.Kill();
+  options.state = state;
+  options.timeout_s = 0.2;
+  int code = 0;
+  ErrorOf(options, &code);
+  EXPECT_EQ(code, PENSTOCK_DEADLINE_EXCEEDED);
+  storage_->Recover();
+  options.timeout_s = 60;
+  EXPECT_EQ(TakeAll(options), 123u);
 }
 
 // As in Docker, whose filter forbids io_uring: each read blocks its worker.
