@@ -44,7 +44,7 @@ class Links {
   Answer Makers(uint64_t id, const nlohmann::json& request);
 
   bool Has(uint64_t id) const { return links_.contains(id); }
-  // The connection is none of a link any more.
+  // The connection was a link's and has closed.
   void Leave(uint64_t id);
   // Another ask of the job may be made.
   void Ask(const std::shared_ptr<Job>& job);

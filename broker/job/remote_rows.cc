@@ -2,6 +2,7 @@
 
 #include <fcntl.h>
 #include <sys/mman.h>
+#include <sys/random.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -45,7 +46,10 @@ size_t RemoteRows::KeyHash::operator()(const Key& key) const {
 
 RemoteRows::RemoteRows(std::shared_ptr<const Dataset> dataset,
                        uint64_t position)
-    : dataset_(std::move(dataset)), claimed_(position) {}
+    : dataset_(std::move(dataset)), claimed_(position) {
+  // Eight bytes are never cut short or interrupted (getrandom(2)).
+  (void)!getrandom(&check_key_, sizeof(check_key_), 0);
+}
 
 // ---- the control thread
 
@@ -222,8 +226,10 @@ Status RemoteRows::Made(uint64_t number, const std::string& maker_name,
   auto ask = asks_.extract(number);
   if (ask.empty()) return InvalidArgumentError("there is no ask {}", number);
   const std::vector<uint32_t>& places = ask.mapped().places;
-  const uint32_t maker_number = MakerLocked(maker_name);
-  Maker& maker = makers_[maker_number];
+  // An ask that no maker took has none.
+  const uint32_t maker_number = rows.empty() ? 0 : MakerLocked(maker_name);
+  Maker none;
+  Maker& maker = rows.empty() ? none : makers_[maker_number];
   Status status;
   uint64_t made = 0;
   for (size_t i = 0; i + 1 < rows.size() && !maker.distrusted; i += 2) {
@@ -238,7 +244,7 @@ Status RemoteRows::Made(uint64_t number, const std::string& maker_name,
     of_row.state = State::kHere;
     of_row.crc = static_cast<uint32_t>(rows[i + 1]);
     of_row.maker = maker_number;
-    of_row.checked = maker.rows++ % kCheckedOneIn == 0;
+    of_row.checked = Mix64(check_key_ ^ maker.rows++) % kCheckedOneIn == 0;
     ++made;
   }
   maker.bytes += made * form_.row_bytes;

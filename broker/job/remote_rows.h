@@ -54,8 +54,8 @@ class RemoteRows {
   static constexpr uint64_t kAskBytesMax = uint64_t{1} << 20;
   static constexpr uint32_t kAskRowsMax = 32;
   static constexpr uint32_t kAsksMax = 1024;  // at once
-  // One of so many rows of each maker is made here, too, and compared; and all
-  // before the first that agrees.
+  // One of so many rows of each maker, drawn so that it cannot foresee which,
+  // is made here, too, and compared; and all before the first that agrees.
   static constexpr uint64_t kCheckedOneIn = 256;
 
   // position: at which the job begins. Its dataset IsForMakers.
@@ -203,6 +203,7 @@ class RemoteRows {
   // Workers have them since Take gave them heads.
   std::shared_ptr<const StepsOfMakers> steps_;
   Form form_;
+  uint64_t check_key_ = 0;
   std::atomic<uint64_t> claimed_;
   std::atomic<bool> begun_{false};
   std::atomic<bool> hungry_{false};

@@ -395,7 +395,7 @@ constexpr RequestField kAsk[] = {
      kAlways},
 };
 constexpr RequestField kLink[] = {
-    {"asks", Number(0, RemoteRows::kAsksMax),
+    {"asks", Number(0, UINT32_MAX),
      "how many it answers at once, of each job that it will be lent", kAlways},
     {"lent", Number(1, UINT64_MAX), "of this job, which it has been lent"},
 };

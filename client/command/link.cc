@@ -8,6 +8,7 @@
 #include "client/link/serve.h"
 #include "client/link/use.h"
 #include "client/link/wire.h"
+#include "client/private_broker/process.h"
 #include "common/command_line.h"
 
 namespace penstock {
@@ -23,6 +24,7 @@ struct LinkOptions {
 };
 
 StatusOr<int> Serve(const LinkOptions& options) {
+  RaiseDescriptorLimit();
   ServeOptions serve;
   serve.socket = options.socket;
   serve.listen = options.listen;
@@ -36,6 +38,7 @@ StatusOr<int> Serve(const LinkOptions& options) {
 }
 
 StatusOr<int> Use(const LinkOptions& options) {
+  RaiseDescriptorLimit();
   UseOptions use;
   use.socket = options.socket;
   use.connections = options.connections;
@@ -48,12 +51,12 @@ StatusOr<int> Use(const LinkOptions& options) {
 void AddSecurity(Command command, LinkSecurity* security) {
   command
       .AddOption("--cert", &security->certificate,
-                 "The certificate that this side shows, PEM")
+                 "This side's certificate (PEM)")
       .Type("FILE");
   command.AddOption("--key", &security->key, "Its private key").Type("FILE");
   command
       .AddOption("--ca", &security->authority,
-                 "Whoever has a certificate signed by this is trusted")
+                 "CA that must have signed the peer's certificate (PEM)")
       .Type("FILE");
   command
       .AddOption("--token-file", &security->token_file,
@@ -65,12 +68,11 @@ void AddSecurity(Command command, LinkSecurity* security) {
 }  // namespace
 
 Subcommand AddLink(Command parent) {
-  Command link =
-      parent.AddCommand("link", "Let other hosts make rows for this one");
+  Command link = parent.AddCommand("link", "Have rows made on other hosts");
   const auto options = std::make_shared<LinkOptions>();
   link.RequireCommand();
   Command serve = link.AddCommand(
-      "serve", "On a host with processors: make rows that others ask for");
+      "serve", "Run on a CPU host: make rows for training hosts");
   AddSocketOption(serve, &options->socket);
   serve.AddOption("--listen", &options->listen, "The address to listen on")
       .Type("HOST:PORT")
@@ -81,8 +83,8 @@ Subcommand AddLink(Command parent) {
       .Type("/THERE=/HERE")
       .OneValueEachTime();
   AddSecurity(serve, &options->security);
-  Command use =
-      link.AddCommand("use", "On a training host: bring rows that others make");
+  Command use = link.AddCommand(
+      "use", "Run on a training host: fetch rows from CPU hosts");
   AddSocketOption(use, &options->socket);
   use.AddOption(
          "--remote", &options->remote,
@@ -96,15 +98,15 @@ Subcommand AddLink(Command parent) {
       .ShowDefault();
   AddSecurity(use, &options->security);
   link.SetFooter(R"(
-A training host whose processors are too few for its GPUs asks hosts
-without GPUs for rows. Its own workers come first: only what they would
-not have made in time is asked for, and what does not come they make.
-Batches, their order and their bytes are the same as without.
+A training host with too few cores for its GPUs asks hosts without GPUs
+for rows. Its own workers come first: only rows that they would not have
+made in time are asked for, and rows that do not arrive in time are made
+locally. Batches, their order and their bytes are the same as without.
 
-Each side runs beside a broker of its host, which has no network: this
-program has. Both have the same files, at the same paths or with --map.
-Beyond one host, use --cert, --key and --ca on both sides: each then
-knows the other by a certificate.
+The broker has no network access; this program, beside it on each host,
+does the networking. Both hosts need the same files, at the same paths or
+with --map. Beyond one machine, give --cert, --key and --ca on both
+sides: each then verifies the other.
 
 Examples:
   penstock link serve --listen 0.0.0.0:10148 --cert c.pem --key k.pem --ca ca.pem

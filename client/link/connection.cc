@@ -10,6 +10,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <cstring>
 #include <stdexcept>
 #include <thread>
@@ -23,6 +24,7 @@ namespace {
 
 constexpr size_t kTokenBytesMax = 4096;
 constexpr size_t kTokenBytesMin = 16;
+constexpr size_t kPemBytesMax = 1 << 20;
 
 // A host that has died, or that a firewall cuts off, says nothing: probes are
 // sent, and a connection without answers ends.
@@ -54,10 +56,7 @@ asio::awaitable<void> OnThread(asio::io_context& context,
     throw std::runtime_error("no more pipes can be made");
   }
   asio::posix::stream_descriptor over(context, ends[0]);
-  std::thread([work = std::move(work), end = ends[1]] {
-    work();
-    close(end);
-  }).detach();
+  std::thread([work = std::move(work), end = Fd(ends[1])] { work(); }).detach();
   co_await over.async_wait(asio::posix::stream_descriptor::wait_read,
                            asio::use_awaitable);
 }
@@ -71,6 +70,12 @@ struct ResolvedName {
 asio::awaitable<std::vector<Tcp::endpoint>> Resolve(asio::io_context& context,
                                                     std::string host,
                                                     std::string port) {
+  ErrorCode is_name;
+  const auto literal = asio::ip::make_address(host, is_name);
+  if (!is_name) {
+    const auto number = static_cast<uint16_t>(std::stoul(port));
+    co_return std::vector<Tcp::endpoint>{{literal, number}};
+  }
   const auto answer = std::make_shared<ResolvedName>();
   std::function<void()> ask = [answer, host, port] {
     addrinfo hints = {};
@@ -108,6 +113,13 @@ StatusOr<LinkIdentity> LinkIdentity::Read(const LinkSecurity& security,
       return InvalidArgumentError("{}: a token has {} characters or more",
                                   security.token_file, kTokenBytesMin);
     }
+    if (std::any_of(identity.token.begin(), identity.token.end(), [](char c) {
+          return static_cast<unsigned char>(c) <= ' ' || c == 0x7f;
+        })) {
+      return InvalidArgumentError(
+          "{}: a token has no blanks and no control characters",
+          security.token_file);
+    }
   }
   if (security.certificate.empty() != security.key.empty() ||
       security.key.empty() != security.authority.empty()) {
@@ -118,6 +130,14 @@ StatusOr<LinkIdentity> LinkIdentity::Read(const LinkSecurity& security,
   if (!security.tls()) return identity;
   identity.tls = std::make_unique<asio::ssl::context>(asio::ssl::context::tls);
   asio::ssl::context& tls = *identity.tls;
+  for (const std::string& file :
+       {security.certificate, security.key, security.authority}) {
+    // OpenSSL does not say that there is none.
+    PENSTOCK_RETURN_IF_ERROR(ReadTextFile("file", file, kPemBytesMax).status());
+  }
+  // Nobody is there to be asked.
+  tls.set_password_callback(
+      [](size_t, asio::ssl::context::password_purpose) { return ""; });
   const std::string* file = &security.certificate;
   try {
     tls.use_certificate_chain_file(security.certificate);
@@ -131,6 +151,11 @@ StatusOr<LinkIdentity> LinkIdentity::Read(const LinkSecurity& security,
     return InvalidArgumentError("{}: {}", *file, error.code().message());
   }
   SSL_CTX_set_min_proto_version(tls.native_handle(), TLS1_3_VERSION);
+  const X509* const own = SSL_CTX_get0_certificate(tls.native_handle());
+  if (X509_cmp_current_time(X509_get0_notAfter(own)) < 0) {
+    return InvalidArgumentError("{}: the certificate has expired",
+                                security.certificate);
+  }
   if (is_server) {
     SSL_CTX_set_session_cache_mode(tls.native_handle(), SSL_SESS_CACHE_OFF);
   }
@@ -179,12 +204,26 @@ asio::awaitable<void> LinkConnection::Handshake(
 asio::awaitable<void> LinkConnection::Connect(
     const std::vector<Tcp::endpoint>& addresses, const std::string& host,
     Seconds within) {
-  SetTime(within);
-  co_await stream().async_connect(addresses, asio::use_awaitable);
+  // Each has its time: packets to the first may be dropped.
+  for (size_t i = 0;; ++i) {
+    ErrorCode error = asio::error::host_not_found;
+    if (i < addresses.size()) {
+      SetTime(within);
+      co_await stream().async_connect(
+          addresses[i], asio::redirect_error(asio::use_awaitable, error));
+    }
+    if (!error) break;
+    if (i + 1 >= addresses.size()) throw boost::system::system_error(error);
+    stream().close();
+  }
   PrepareSocket(stream().socket().native_handle());
+  SetTime(within);
   if (tls_ == nullptr) co_return;
-  SSL_set_tlsext_host_name(tls_->native_handle(), host.c_str());
-  tls_->set_verify_callback(asio::ssl::host_name_verification(host));
+  SSL* const ssl = tls_->native_handle();
+  if (X509_VERIFY_PARAM_set1_ip_asc(SSL_get0_param(ssl), host.c_str()) != 1) {
+    SSL_set_tlsext_host_name(ssl, host.c_str());
+    SSL_set1_host(ssl, host.c_str());
+  }
   co_await Handshake(asio::ssl::stream_base::client);
 }
 
@@ -227,6 +266,16 @@ asio::awaitable<void> LinkConnection::Read(
     places.erase(places.begin(), first);
   }
   WakeAt(1);
+}
+
+void LinkConnection::CheckOpen() {
+  char byte = 0;
+  const ssize_t got = recv(stream().socket().native_handle(), &byte, 1,
+                           MSG_PEEK | MSG_DONTWAIT);
+  // With TLS, tickets may be there to be read.
+  if (got > 0 || (got < 0 && errno == EAGAIN)) return;
+  throw std::runtime_error(got == 0 ? "it has closed the connection"
+                                    : std::strerror(errno));
 }
 
 void LinkConnection::Close() { stream().close(); }

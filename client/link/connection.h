@@ -5,6 +5,7 @@
 #define CLIENT_LINK_CONNECTION_H_
 
 #include <chrono>
+#include <exception>
 #include <functional>
 #include <memory>
 #include <string>
@@ -21,9 +22,15 @@ namespace penstock {
 asio::awaitable<void> OnThread(asio::io_context& context,
                                std::function<void()> work);
 
-// A socket of TCP sends at once, and ends 25 s after it has last heard of the
-// other host, whether anything is under way or not.
+// Disables Nagle's algorithm, and closes the connection once the peer has been
+// silent, without even an ACK, for 25 s, idle or not.
 void PrepareSocket(int socket);
+
+// Ends the program: a loop of it has ended by an error that it should have
+// handled, and its service starts it again.
+inline constexpr auto kRethrow = [](const std::exception_ptr& error) {
+  if (error != nullptr) std::rethrow_exception(error);
+};
 
 // Throws std::runtime_error: no such name.
 asio::awaitable<std::vector<Tcp::endpoint>> Resolve(asio::io_context& context,
@@ -101,6 +108,8 @@ class LinkConnection {
       co_await http::async_read(*plain_, buffer, parser, asio::use_awaitable);
     }
   }
+  // Throws if the peer has closed it while nothing was read.
+  void CheckOpen();
   void Close();
   // The other side's address, for people.
   std::string peer() const;

@@ -1,6 +1,8 @@
 #include "client/link/remotes.h"
 
 #include <algorithm>
+#include <functional>
+#include <memory>
 #include <sstream>
 #include <stdexcept>
 
@@ -12,6 +14,7 @@ namespace penstock {
 namespace {
 
 constexpr size_t kFileBytesMax = 64 << 10;
+constexpr size_t kNameBytesMax = 256;
 
 StatusOr<RemoteMaker> ParseMaker(const std::string& text) {
   RemoteMaker maker;
@@ -33,6 +36,9 @@ StatusOr<RemoteMaker> ParseMaker(const std::string& text) {
   }
   maker.address = maker.host;
   maker.name = Format("{}:{}", maker.host, maker.port);
+  if (maker.name.size() > kNameBytesMax) {
+    return InvalidArgumentError("'{}' is too long for an address", text);
+  }
   return maker;
 }
 
@@ -41,8 +47,11 @@ StatusOr<std::vector<RemoteMaker>> ParseList(const std::string& text,
   std::vector<RemoteMaker> makers;
   std::istringstream parts(text);
   for (std::string part; std::getline(parts, part, separator);) {
-    while (!part.empty() && part.back() == ' ') part.pop_back();
-    if (part.empty() || part[0] == '#') continue;
+    constexpr std::string_view kBlanks = " \t\r";
+    part.erase(std::min(part.find('#'), part.size()));
+    part.erase(0, std::min(part.find_first_not_of(kBlanks), part.size()));
+    part.erase(part.find_last_not_of(kBlanks) + 1);
+    if (part.empty()) continue;
     PENSTOCK_ASSIGN_OR_RETURN(RemoteMaker maker, ParseMaker(part));
     if (makers.size() == Remotes::kMakersMax) {
       return InvalidArgumentError("more than {} makers", Remotes::kMakersMax);
@@ -81,10 +90,14 @@ asio::awaitable<StatusOr<std::vector<RemoteMaker>>> Remotes::Find(
     asio::io_context& context) const {
   if (kind == Kind::kList) co_return list;
   if (kind == Kind::kFile) {
-    const StatusOr<std::string> text =
-        ReadTextFile("list of makers", path, kFileBytesMax);
-    if (!text.ok()) co_return text.status();
-    co_return ParseList(*text, '\n');
+    // It may be on shared storage that hangs.
+    const auto text = std::make_shared<StatusOr<std::string>>("");
+    std::function<void()> read = [text, path = path] {
+      *text = ReadTextFile("list of makers", path, kFileBytesMax);
+    };
+    co_await OnThread(context, std::move(read));
+    if (!text->ok()) co_return text->status();
+    co_return ParseList(**text, '\n');
   }
   std::vector<Tcp::endpoint> found;
   std::string error;

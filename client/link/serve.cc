@@ -26,7 +26,8 @@ using Seconds = LinkConnection::Seconds;
 // idle.
 constexpr Seconds kIdle{3600};
 constexpr Seconds kHandshake{10};
-constexpr Seconds kRequest{10};  // to receive one, and to answer it
+constexpr Seconds kReceive{10};  // the rest of a request
+constexpr Seconds kRequest{30};  // to answer one
 constexpr double kOpen_s = 3600;
 // A job whose link has died is over so soon.
 constexpr double kWait_s = 10;
@@ -55,7 +56,7 @@ class AskedJob {
     form_ = request;
     PENSTOCK_ASSIGN_OR_RETURN(auto spec, ParseSpecOfLink(request.spec));
     if (spec.value("asked", nlohmann::ordered_json()) != true) {
-      return InvalidArgumentError("the spec is none of a link");
+      return InvalidArgumentError("{}", kNotOfLink);
     }
     MapPaths(options.paths, &spec);
     PENSTOCK_ASSIGN_OR_RETURN(control_,
@@ -122,8 +123,9 @@ class AskedJob {
       sent = SendMessage(control_.get(), ask);
     }
     if (!sent.ok()) throw HttpError{503, sent.message()};
-    asio::posix::stream_descriptor ready(context,
-                                         dup(penstock_fileno(reader_)));
+    // The timer's handler may still be queued when this returns.
+    const auto ready = std::make_shared<asio::posix::stream_descriptor>(
+        context, dup(penstock_fileno(reader_)));
     asio::steady_timer timer(context);
     while (std::chrono::steady_clock::now() < until) {
       penstock_batch* batch = nullptr;
@@ -139,11 +141,11 @@ class AskedJob {
       }
       timer.expires_after(
           std::chrono::duration_cast<asio::steady_timer::duration>(kLook));
-      timer.async_wait([&ready](const ErrorCode& error) {
-        if (!error) ready.cancel();
+      timer.async_wait([ready](const ErrorCode& error) {
+        if (!error) ready->cancel();
       });
       ErrorCode looked;
-      co_await ready.async_wait(
+      co_await ready->async_wait(
           asio::posix::stream_descriptor::wait_read,
           asio::redirect_error(asio::use_awaitable, looked));
       timer.cancel();
@@ -212,6 +214,8 @@ class Server {
   asio::awaitable<void> Accept();
   asio::awaitable<void> Serve(std::shared_ptr<LinkConnection> connection);
   using Jobs = std::map<uint32_t, std::shared_ptr<AskedJob>>;
+  void Greet(const std::string& hello) const;
+  void Tell(const std::string& peer, const std::string& text);
   asio::awaitable<std::string> Open(const std::string& peer,
                                     const std::string& body, Jobs* jobs);
   asio::awaitable<void> SendRows(LinkConnection& connection,
@@ -223,9 +227,15 @@ class Server {
   Tcp::acceptor acceptor_{context_};
   size_t open_ = 0;
   uint64_t last_job_ = 0;
+  std::map<std::string, std::chrono::steady_clock::time_point> told_;
 };
 
 Status Server::Listen() {
+  if (identity_.tls == nullptr && identity_.token.empty()) {
+    return InvalidArgumentError(
+        "who connects gets what the files of this user have: give --cert, "
+        "--key and --ca, or at least --token-file, on one host, too");
+  }
   const std::string& address = options_.listen;
   const size_t colon = address.rfind(':');
   std::string host = address.substr(0, colon);
@@ -252,13 +262,6 @@ Status Server::Listen() {
       endpoint = each.endpoint();
     }
   }
-  if (!endpoint.address().is_loopback() && identity_.tls == nullptr &&
-      identity_.token.empty()) {
-    return InvalidArgumentError(
-        "'{}' can be reached from other hosts: give --cert, --key and --ca, or "
-        "at least --token-file",
-        address);
-  }
   acceptor_.open(endpoint.protocol(), error);
   if (!error) acceptor_.set_option(Tcp::acceptor::reuse_address(true), error);
   if (!error && endpoint.address().is_v6()) {
@@ -283,7 +286,7 @@ void Server::Run() {
   asio::posix::stream_descriptor interrupt(context_, dup(InterruptFd()));
   interrupt.async_wait(asio::posix::stream_descriptor::wait_read,
                        [this](const ErrorCode&) { context_.stop(); });
-  asio::co_spawn(context_, Accept(), asio::detached);
+  asio::co_spawn(context_, Accept(), kRethrow);
   context_.run();
 }
 
@@ -298,9 +301,14 @@ asio::awaitable<void> Server::Accept() {
       co_await pause.Wait(std::chrono::milliseconds(200));
       continue;
     }
-    if (open_ == ServeOptions::kConnections) continue;  // it is closed
     auto connection =
         std::make_shared<LinkConnection>(std::move(socket), identity_);
+    if (open_ == ServeOptions::kConnections) {
+      Tell(connection->peer(),
+           Format("refused: {} connections are open, the most there may be",
+                  open_));
+      continue;
+    }
     asio::co_spawn(context_, Serve(std::move(connection)), asio::detached);
   }
 }
@@ -319,6 +327,18 @@ std::string AnswerText(unsigned status, const std::string& body,
   return text.str();
 }
 
+// The same once a minute: strangers may connect as often as they like.
+void Server::Tell(const std::string& peer, const std::string& text) {
+  constexpr size_t kToldMax = 256;
+  constexpr std::chrono::minutes kTellAgain{1};
+  if (told_.size() == kToldMax) told_.clear();
+  const auto now = std::chrono::steady_clock::now();
+  auto& told = told_[peer + text];
+  if (told != decltype(now)() && now - told < kTellAgain) return;
+  told = now;
+  Print(stderr, "penstock: {}: {}\n", peer, PrintableLines(text));
+}
+
 asio::awaitable<void> Server::Serve(
     std::shared_ptr<LinkConnection> connection) {
   ++open_;
@@ -328,14 +348,15 @@ asio::awaitable<void> Server::Serve(
   try {
     co_await connection->Accept(kHandshake);
     beast::flat_buffer buffer(kHeaderBytesMax + kBodyBytesMax);
-    for (bool first = true;; first = false) {
+    for (bool greeted = false;;) {
       http::request_parser<http::string_body> parser;
       parser.header_limit(kHeaderBytesMax);
       parser.body_limit(kBodyBytesMax);
-      connection->SetTime(first ? kHandshake : kIdle);
-      co_await connection->ReadMessage(buffer, parser);
+      connection->SetTime(greeted ? kIdle : kHandshake);
+      co_await connection->ReadHeader(buffer, parser);
       const http::request<http::string_body>& request = parser.get();
       std::optional<HttpError> error;
+      bool goes_on = false;
       std::string body;
       const std::string target(request.target().data(),
                                request.target().size());
@@ -343,20 +364,33 @@ asio::awaitable<void> Server::Serve(
       std::string shown(authorization.data(), authorization.size());
       constexpr std::string_view kBearer = "Bearer ";
       if (shown.starts_with(kBearer)) shown.erase(0, kBearer.size());
-      if (!identity_.Accepts(shown)) {
+      if (identity_.Accepts(shown)) {
+        connection->SetTime(kReceive);
+        co_await connection->ReadMessage(buffer, parser);
+      } else {
         error = HttpError{401, "the token is not the one of this link"};
+      }
+      if (error) {
+        // Its body is not read.
       } else if (request.method() != http::verb::post ||
-                 (target != kDatasetTarget && target != kRowsTarget)) {
+                 (greeted ? target != kDatasetTarget && target != kRowsTarget
+                          : target != kHelloTarget)) {
         error = HttpError{404, "this is a link of Penstock"};
       } else {
         try {
-          if (target == kRowsTarget) {
+          if (!greeted) {
+            Greet(request.body());
+            greeted = true;
+            body = "{}";
+          } else if (target == kRowsTarget) {
             connection->SetTime(2 * kRequest);
             co_await SendRows(*connection, request.body(), jobs);
             continue;
+          } else {
+            connection->SetTime(Seconds(kOpen_s));
+            goes_on = true;  // whether it opens or not
+            body = co_await Open(peer, request.body(), &jobs);
           }
-          connection->SetTime(Seconds(kOpen_s));
-          body = co_await Open(peer, request.body(), &jobs);
         } catch (const HttpError& thrown) {
           error = thrown;
         }
@@ -365,16 +399,17 @@ asio::awaitable<void> Server::Serve(
         body =
             nlohmann::json({{"error", error->text}})
                 .dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
-        said = error->text;
+        Tell(peer, error->text);
       }
       const std::string text =
-          AnswerText(error ? error->status : 200, body, !error);
+          AnswerText(error ? error->status : 200, body, !error || goes_on);
       connection->SetTime(kRequest);
       co_await connection->Write(asio::buffer(text));
-      if (error) break;
+      if (error && !goes_on) break;
     }
   } catch (const boost::system::system_error& error) {
-    if (error.code() != http::error::end_of_stream &&
+    if (error.code() != beast::error::timeout &&
+        error.code() != http::error::end_of_stream &&
         error.code() != asio::error::eof &&
         error.code() != asio::error::connection_reset) {
       said = error.what();
@@ -382,11 +417,25 @@ asio::awaitable<void> Server::Serve(
   } catch (const std::exception& error) {
     said = error.what();
   }
-  if (!said.empty()) {
-    Print(stderr, "penstock: {}: {}\n", peer, PrintableLines(said));
-  }
+  if (!said.empty()) Tell(peer, said);
   connection->Close();
   --open_;
+}
+
+void Server::Greet(const std::string& hello) const {
+  const nlohmann::json json = nlohmann::json::parse(hello, nullptr, false);
+  if (!json.is_object() || !json.contains("version") ||
+      !json["version"].is_string()) {
+    throw HttpError{400, "a request without a version"};
+  }
+  const std::string& there = json["version"].get_ref<const std::string&>();
+  if (there != penstock_version()) {
+    throw HttpError{409, Format("Penstock {} here, {} there: install one "
+                                "version on all hosts",
+                                penstock_version(), there)};
+  }
+  const Status broker = ConnectControl(SocketPath(options_.socket)).status();
+  if (!broker.ok()) throw HttpError{503, broker.message()};
 }
 
 asio::awaitable<std::string> Server::Open(const std::string& peer,
@@ -394,12 +443,10 @@ asio::awaitable<std::string> Server::Open(const std::string& peer,
   const nlohmann::json json = nlohmann::json::parse(body, nullptr, false);
   const StatusOr<DatasetRequest> request = DatasetRequest::FromJson(json);
   if (!request.ok()) throw HttpError{400, request.status().message()};
-  if (request->version != penstock_version()) {
-    throw HttpError{409, Format("Penstock {} here, {} there: install one "
-                                "version on all hosts",
-                                penstock_version(), request->version)};
+  if (jobs->size() == kDatasetsMax) {
+    throw HttpError{
+        503, Format("a connection has {} datasets at most", kDatasetsMax)};
   }
-  if (jobs->size() == ServeOptions::kDatasets) jobs->erase(jobs->begin());
   const uint64_t number = ++last_job_;
   struct Opening {
     std::shared_ptr<AskedJob> job = std::make_shared<AskedJob>();
@@ -433,7 +480,9 @@ asio::awaitable<void> Server::SendRows(LinkConnection& connection,
   if (found == jobs.end()) throw HttpError{404, "no such dataset is open"};
   const std::shared_ptr<AskedJob> job = found->second;
   if (request->rows.size() > job->form().rows) {
-    throw HttpError{400, "more rows than were said"};
+    throw HttpError{
+        400, Format("{} rows asked for, the dataset was opened for at most {}",
+                    request->rows.size(), job->form().rows)};
   }
   penstock_batch* const taken = co_await job->Take(context_, request->rows);
   const std::unique_ptr<penstock_batch, void (*)(penstock_batch*)> batch(

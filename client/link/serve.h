@@ -3,7 +3,7 @@
 // the rows into the job's segment, from which they are sent.
 //
 // One thread, but for attaches, which may take as long as an index does.
-// Bounds: kConnections, kDatasets of each; those of wire.h.
+// Bounds: kConnections; those of wire.h.
 #ifndef CLIENT_LINK_SERVE_H_
 #define CLIENT_LINK_SERVE_H_
 
@@ -18,7 +18,6 @@ namespace penstock {
 
 struct ServeOptions {
   static constexpr size_t kConnections = 256;
-  static constexpr size_t kDatasets = 8;
 
   std::string socket;  // of the broker
   std::string listen = "127.0.0.1:10148";

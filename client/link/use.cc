@@ -7,6 +7,7 @@
 #include <chrono>
 #include <cstring>
 #include <deque>
+#include <list>
 #include <map>
 #include <memory>
 #include <optional>
@@ -28,18 +29,23 @@ using Clock = std::chrono::steady_clock;
 
 constexpr Seconds kConnect{5};
 constexpr Seconds kOpen{3600};  // an index may take long
-constexpr Seconds kRows{10};
+constexpr Seconds kRows{35};    // longer than the maker takes to give up
 constexpr Seconds kFind{5};  // how often makers are looked for
 constexpr Seconds kTell{1};  // and told of
 constexpr Seconds kRetryFirst{0.5};
 constexpr Seconds kRetryLast{15};
+// A dataset that a maker has refused, or could not open now.
+constexpr std::chrono::seconds kRefusedAgain{60};
+constexpr std::chrono::seconds kOpenAgain{15};
 constexpr Seconds kBroker{1};
 // An ask that no maker takes is the broker's again.
 constexpr std::chrono::seconds kAskKept{5};
 // Asks of a connection, the one that it answers included.
 constexpr uint32_t kAsksOfConnection = 2;
+constexpr size_t kErrorBytesMax = 300;  // of another host's
+constexpr char kNoLink[] = "the answer is not one of `penstock link serve`";
 
-// The answer of another host is none of a link, or an error.
+// The answer is an error, or not one of `penstock link serve`.
 struct BadAnswer {
   unsigned status = 0;
   std::string text;
@@ -70,23 +76,25 @@ struct Maker {
   RemoteMaker at;
   bool gone = false;  // it is not listed any more
   bool distrusted = false;
-  uint32_t connected = 0;      // connections
-  std::string error;           // the last one
-  std::set<uint64_t> refused;  // jobs of which it makes no rows
+  uint32_t connected = 0;  // connections
+  std::string error;       // the last one
+  // By number of the job.
+  std::set<uint64_t> opening;                   // by one of its connections
+  std::map<uint64_t, Clock::time_point> again;  // it opens none before then
   uint64_t rows = 0;
   uint64_t bytes = 0;
   uint64_t bytes_told = 0;
 
   const char* state() const {
     return distrusted      ? "distrusted"
-           : connected > 0 ? (refused.empty() ? "connected" : "refuses")
+           : connected > 0 ? (again.empty() ? "connected" : "refuses")
                            : "away";
   }
 };
 
-class User {
+class RowFetcher {
  public:
-  User(const UseOptions& options, LinkIdentity identity)
+  RowFetcher(const UseOptions& options, LinkIdentity identity)
       : options_(options), identity_(std::move(identity)) {}
   void Run();
 
@@ -95,7 +103,7 @@ class User {
   asio::awaitable<void> TellOfMakers();
   asio::awaitable<void> KeepBroker();
   asio::awaitable<void> Listen();
-  void Hear(Message message);
+  void OnMessage(Message message);
   void Lend(const nlohmann::json& event, Fd memory);
   void Made(const Ask& ask, const std::string& maker,
             const std::vector<uint64_t>& rows);
@@ -108,17 +116,26 @@ class User {
     return found != lent_.end() && found->second.get() == &lent;
   }
 
-  asio::awaitable<void> Keep(std::shared_ptr<Maker> maker);
-  asio::awaitable<void> Talk(std::shared_ptr<Maker> maker);
+  asio::awaitable<void> StayConnected(std::shared_ptr<Maker> maker);
+  asio::awaitable<void> UseConnection(std::shared_ptr<Maker> maker);
   // By the number of a job: how its maker knows it.
   using Datasets =
       std::map<uint64_t, std::pair<std::shared_ptr<Lent>, uint32_t>>;
   std::optional<Ask> TakeAsk(const Datasets& datasets);
+  struct Waiting {
+    LinkEvent* event;
+    const Datasets* datasets;
+  };
+  void NotifyAll();
+  static void Failed(Maker* maker, const std::string& error);
   asio::awaitable<bool> OpenNext(LinkConnection& connection, Maker* maker,
                                  Datasets* datasets);
-  asio::awaitable<uint32_t> OpenDataset(LinkConnection& connection,
-                                        const Lent& lent);
+  asio::awaitable<nlohmann::json> Post(LinkConnection& connection,
+                                       const Maker& maker,
+                                       std::string_view target,
+                                       const nlohmann::json& request);
   asio::awaitable<std::vector<uint64_t>> Fetch(LinkConnection& connection,
+                                               const Maker& maker,
                                                const Ask& ask,
                                                uint32_t dataset);
   std::string Header(std::string_view target, const std::string& type,
@@ -126,29 +143,34 @@ class User {
 
   const UseOptions options_;
   const LinkIdentity identity_;
-  asio::io_context context_{1};
   Fd broker_;
   std::map<uint64_t, std::shared_ptr<Lent>> lent_;
   std::deque<Ask> asks_;
   std::deque<nlohmann::json> out_;  // to the broker
   bool flushing_ = false;
   std::vector<std::shared_ptr<Maker>> makers_;
-  std::set<LinkEvent*> waiting_;  // connections without an ask
+  std::set<std::string> distrusted_;  // names of makers
+  size_t opened_ = 0;                 // datasets
+  // Connections without an ask, in the order in which they began to wait.
+  std::list<Waiting> waiting_;
+  // Last: its coroutines use the others until it is destroyed.
+  asio::io_context context_{1};
 };
 
-void User::Run() {
+void RowFetcher::Run() {
   asio::posix::stream_descriptor interrupt(context_, dup(InterruptFd()));
   interrupt.async_wait(asio::posix::stream_descriptor::wait_read,
                        [this](const ErrorCode&) { context_.stop(); });
-  asio::co_spawn(context_, KeepBroker(), asio::detached);
-  asio::co_spawn(context_, FindMakers(), asio::detached);
-  asio::co_spawn(context_, TellOfMakers(), asio::detached);
+  asio::co_spawn(context_, KeepBroker(), kRethrow);
+  asio::co_spawn(context_, FindMakers(), kRethrow);
+  asio::co_spawn(context_, TellOfMakers(), kRethrow);
   context_.run();
+  broker_.Reset();  // nothing is told while connections are destroyed
 }
 
 // ---- the broker
 
-asio::awaitable<void> User::KeepBroker() {
+asio::awaitable<void> RowFetcher::KeepBroker() {
   const std::string path = SocketPath(options_.socket);
   std::string said;
   for (;;) {
@@ -166,8 +188,11 @@ asio::awaitable<void> User::KeepBroker() {
         error = thrown.what();
       }
       broker_.Reset();
+      // Another broker numbers its jobs anew.
       lent_.clear();
       asks_.clear();
+      for (const auto& maker : makers_) maker->again.clear();
+      NotifyAll();
     } else {
       error = socket.status().message();
     }
@@ -180,7 +205,7 @@ asio::awaitable<void> User::KeepBroker() {
   }
 }
 
-asio::awaitable<void> User::Listen() {
+asio::awaitable<void> RowFetcher::Listen() {
   asio::posix::stream_descriptor ready(context_, dup(broker_.get()));
   for (;;) {
     co_await ready.async_wait(asio::posix::stream_descriptor::wait_read,
@@ -191,17 +216,23 @@ asio::awaitable<void> User::Listen() {
         throw std::runtime_error(message.status().message());
       }
       if (!*message) break;
-      Hear(**std::move(message));
+      OnMessage(**std::move(message));
     }
   }
 }
 
-void User::Hear(Message message) {
+void RowFetcher::OnMessage(Message message) {
   const nlohmann::json& json = message.json;
   const std::string event = json.value("event", "");
   if (event.empty()) {
     const Status status = StatusOfAnswer(json);
     if (!status.ok()) throw std::runtime_error(status.message());
+    const std::string version = json.value("version", penstock_version());
+    if (version != penstock_version()) {
+      throw std::runtime_error(
+          Format("penstockd is {}, this program {}: start the older one anew",
+                 version, penstock_version()));
+    }
   } else if (event == "lend") {
     if (message.fds.empty()) throw std::runtime_error("no memory was lent");
     Lend(json, std::move(message.fds[0]));
@@ -210,18 +241,19 @@ void User::Hear(Message message) {
     lent_.erase(number);
     std::erase_if(asks_,
                   [&](const Ask& ask) { return ask.lent->number == number; });
-    for (const auto& maker : makers_) maker->refused.erase(number);
+    for (const auto& maker : makers_) maker->again.erase(number);
+    NotifyAll();
   } else if (event == "distrust") {
     const std::string name = json.at("maker");
+    if (!distrusted_.insert(name).second) return;
     for (const auto& maker : makers_) {
-      if (maker->at.name != name || std::exchange(maker->distrusted, true)) {
-        continue;
-      }
-      Print(stderr,
-            "penstock: {} makes other rows than this host: it is asked "
-            "for nothing more\n",
-            name);
+      if (maker->at.name == name) maker->distrusted = true;
     }
+    Print(stderr,
+          "penstock: {} makes other rows than this host: it is asked for "
+          "nothing more\n",
+          name);
+    NotifyAll();
   } else if (event == "make") {
     const auto found = lent_.find(json.at("lent").get<uint64_t>());
     if (found == lent_.end()) return;
@@ -231,15 +263,22 @@ void User::Hear(Message message) {
       ask.rows.push_back({rows[i], rows[i + 1]});
       ask.places.push_back(static_cast<uint32_t>(rows[i + 2]));
     }
+    // The one that has waited longest, so that all makers have their part.
+    const auto first = std::find_if(
+        waiting_.begin(), waiting_.end(), [&](const Waiting& waiting) {
+          return waiting.datasets->contains(ask.lent->number);
+        });
+    if (first != waiting_.end()) {
+      first->event->Notify();
+      // It is not told of the next one, too.
+      waiting_.splice(waiting_.end(), waiting_, first);
+    }
     asks_.push_back(std::move(ask));
-    for (LinkEvent* const waiting : waiting_) waiting->Notify();
   }
 }
 
-void User::Lend(const nlohmann::json& event, Fd memory) {
-  nlohmann::json form = event;
-  form["version"] = penstock_version();
-  StatusOr<DatasetRequest> request = DatasetRequest::FromJson(form);
+void RowFetcher::Lend(const nlohmann::json& event, Fd memory) {
+  StatusOr<DatasetRequest> request = DatasetRequest::FromJson(event);
   if (!request.ok()) throw std::runtime_error(request.status().message());
   const auto lent = std::make_shared<Lent>();
   lent->number = event.at("lent");
@@ -253,17 +292,17 @@ void User::Lend(const nlohmann::json& event, Fd memory) {
   }
   lent->memory = static_cast<std::byte*>(mapped);
   lent_[lent->number] = lent;
-  for (LinkEvent* const waiting : waiting_) waiting->Notify();
+  NotifyAll();
 }
 
-void User::TellBroker(nlohmann::json message) {
+void RowFetcher::TellBroker(nlohmann::json message) {
   if (!broker_) return;
   message["penstock"] = kProtocolVersion;
   out_.push_back(std::move(message));
   if (!flushing_) Flush();
 }
 
-void User::Flush() {
+void RowFetcher::Flush() {
   flushing_ = false;
   while (broker_ && !out_.empty()) {
     const Status status = SendMessage(broker_.get(), out_.front());
@@ -274,20 +313,20 @@ void User::Flush() {
       timer->async_wait([this, timer](const ErrorCode&) { Flush(); });
       return;
     }
-    // Whatever else is wrong, Listen hears of.
+    // Whatever else is wrong, Listen notices.
     out_.pop_front();
   }
 }
 
-void User::Credit(const Lent& lent) {
+void RowFetcher::Credit(const Lent& lent) {
   if (!Has(lent)) return;
   TellBroker({{"op", "link"},
               {"lent", lent.number},
               {"asks", lent.ready * kAsksOfConnection}});
 }
 
-void User::Made(const Ask& ask, const std::string& maker,
-                const std::vector<uint64_t>& rows) {
+void RowFetcher::Made(const Ask& ask, const std::string& maker,
+                      const std::vector<uint64_t>& rows) {
   // The broker may be another one by now.
   if (!Has(*ask.lent)) return;
   TellBroker({{"op", "made"},
@@ -299,11 +338,16 @@ void User::Made(const Ask& ask, const std::string& maker,
 
 // ---- makers
 
-asio::awaitable<void> User::FindMakers() {
+asio::awaitable<void> RowFetcher::FindMakers() {
   std::string said;
   for (;;) {
-    const StatusOr<std::vector<RemoteMaker>> found =
-        co_await options_.remotes.Find(context_);
+    StatusOr<std::vector<RemoteMaker>> found =
+        UnavailableError("makers are not looked for");
+    try {
+      found = co_await options_.remotes.Find(context_);
+    } catch (const std::exception& thrown) {
+      found = UnavailableError("makers: {}", thrown.what());
+    }
     const std::string error = found.ok() ? "" : found.status().message();
     if (error != said && !error.empty()) {
       Print(stderr, "penstock: {}\n", PrintableLines(error));
@@ -322,20 +366,21 @@ asio::awaitable<void> User::FindMakers() {
         }
         const auto maker = std::make_shared<Maker>();
         maker->at = at;
+        maker->distrusted = distrusted_.contains(at.name);
         makers_.push_back(maker);
         for (uint32_t i = 0; i < options_.connections; ++i) {
-          asio::co_spawn(context_, Keep(maker), asio::detached);
+          asio::co_spawn(context_, StayConnected(maker), kRethrow);
         }
       }
       // Those that are gone leave when they look.
-      for (LinkEvent* const waiting : waiting_) waiting->Notify();
+      NotifyAll();
     }
     LinkEvent pause(context_);
     co_await pause.Wait(kFind);
   }
 }
 
-asio::awaitable<void> User::TellOfMakers() {
+asio::awaitable<void> RowFetcher::TellOfMakers() {
   for (;;) {
     LinkEvent pause(context_);
     co_await pause.Wait(kTell);
@@ -361,30 +406,36 @@ asio::awaitable<void> User::TellOfMakers() {
   }
 }
 
-asio::awaitable<void> User::Keep(std::shared_ptr<Maker> maker) {
+asio::awaitable<void> RowFetcher::StayConnected(std::shared_ptr<Maker> maker) {
   Seconds pause = kRetryFirst;
   while (!maker->gone && !maker->distrusted) {
     const uint64_t rows = maker->rows;
     std::string error;
     try {
-      co_await Talk(maker);
+      co_await UseConnection(maker);
     } catch (const BadAnswer& answer) {
       error = answer.text;
     } catch (const std::exception& thrown) {
       error = thrown.what();
     }
-    if (!error.empty() && error != maker->error) {
-      Print(stderr, "penstock: {}: {}\n", maker->at.name,
-            PrintableLines(error));
-    }
-    if (!error.empty()) maker->error = error;
-    pause = maker->rows > rows ? kRetryFirst : std::min(2 * pause, kRetryLast);
+    if (!error.empty()) Failed(maker.get(), error);
+    if (error.empty() || maker->rows > rows) pause = kRetryFirst;
     LinkEvent wait(context_);
     co_await wait.Wait(pause);
+    pause = std::min(2 * pause, kRetryLast);
   }
 }
 
-std::optional<Ask> User::TakeAsk(const Datasets& datasets) {
+void RowFetcher::Failed(Maker* maker, const std::string& error) {
+  if (std::exchange(maker->error, error) == error) return;
+  Print(stderr, "penstock: {}: {}\n", maker->at.name, PrintableLines(error));
+}
+
+void RowFetcher::NotifyAll() {
+  for (Waiting& waiting : waiting_) waiting.event->Notify();
+}
+
+std::optional<Ask> RowFetcher::TakeAsk(const Datasets& datasets) {
   for (auto ask = asks_.begin(); ask != asks_.end(); ++ask) {
     if (!datasets.contains(ask->lent->number)) continue;
     Ask taken = std::move(*ask);
@@ -395,42 +446,73 @@ std::optional<Ask> User::TakeAsk(const Datasets& datasets) {
 }
 
 // Opens a dataset that was lent and is not open. False: there is none.
-asio::awaitable<bool> User::OpenNext(LinkConnection& connection, Maker* maker,
-                                     Datasets* datasets) {
-  std::shared_ptr<Lent> next;
+asio::awaitable<bool> RowFetcher::OpenNext(LinkConnection& connection,
+                                           Maker* maker, Datasets* datasets) {
+  std::vector<std::shared_ptr<Lent>> closed;
+  const auto now = Clock::now();
   for (const auto& [number, lent] : lent_) {
-    if (datasets->contains(number) || maker->refused.contains(number)) continue;
-    next = lent;
-    break;
+    const auto again = maker->again.find(number);
+    if (!datasets->contains(number) && !maker->opening.contains(number) &&
+        (again == maker->again.end() || again->second < now)) {
+      closed.push_back(lent);
+    }
   }
-  if (next == nullptr) co_return false;
+  if (closed.empty() || datasets->size() == kDatasetsMax) co_return false;
+  // Where there are more than a connection opens, others open others.
+  const std::shared_ptr<Lent> next = closed[opened_++ % closed.size()];
+  struct Opening {
+    Maker* maker;
+    uint64_t number;
+    ~Opening() { maker->opening.erase(number); }
+  };
+  maker->opening.insert(next->number);
+  const Opening opening = {maker, next->number};
+  // This takes long: what was meant for this connection others take.
+  NotifyAll();
   try {
-    const uint32_t dataset = co_await OpenDataset(connection, *next);
-    (*datasets)[next->number] = {next, dataset};
+    connection.SetTime(kOpen);
+    const nlohmann::json answer = co_await Post(
+        connection, *maker, kDatasetTarget, next->request.ToJson());
+    if (!answer.contains("dataset") ||
+        !answer["dataset"].is_number_unsigned()) {
+      throw BadAnswer{0, kNoLink};
+    }
+    (*datasets)[next->number] = {next, answer["dataset"].get<uint32_t>()};
   } catch (const BadAnswer& answer) {
     constexpr unsigned kConflict = 409;
-    if (answer.status == kConflict) maker->refused.insert(next->number);
-    throw;
+    constexpr unsigned kUnavailable = 503;
+    if (answer.status != kConflict && answer.status != kUnavailable) throw;
+    maker->again[next->number] =
+        Clock::now() +
+        (answer.status == kConflict ? kRefusedAgain : kOpenAgain);
+    Failed(maker, answer.text);
+    co_return true;
   }
+  maker->again.erase(next->number);
+  // The others open it now.
+  NotifyAll();
   ++next->ready;
   Credit(*next);
   co_return true;
 }
 
-asio::awaitable<void> User::Talk(std::shared_ptr<Maker> maker) {
+asio::awaitable<void> RowFetcher::UseConnection(std::shared_ptr<Maker> maker) {
   const std::vector<Tcp::endpoint> addresses =
       co_await Resolve(context_, maker->at.address, maker->at.port);
   LinkConnection connection(context_, identity_);
   co_await connection.Connect(addresses, maker->at.host, kConnect);
+  const nlohmann::json hello = {{"version", penstock_version()}};
+  co_await Post(connection, *maker, kHelloTarget, hello);
+  if (maker->again.empty()) maker->error.clear();
   struct Connected {
-    User* user;
+    RowFetcher* fetcher;
     Maker* maker;
     Datasets datasets;
     ~Connected() {
       --maker->connected;
       for (const auto& [number, dataset] : datasets) {
         --dataset.first->ready;
-        user->Credit(*dataset.first);
+        fetcher->Credit(*dataset.first);
       }
     }
   };
@@ -448,29 +530,30 @@ asio::awaitable<void> User::Talk(std::shared_ptr<Maker> maker) {
     std::optional<Ask> ask = TakeAsk(datasets);
     if (!ask) {
       LinkEvent event(context_);
-      waiting_.insert(&event);
-      co_await event.Wait();
-      waiting_.erase(&event);
+      const auto waiting = waiting_.insert(waiting_.end(), {&event, &datasets});
+      co_await event.Wait(kFind);
+      waiting_.erase(waiting);
+      connection.CheckOpen();
       continue;
     }
     std::vector<uint64_t> made;
     std::exception_ptr error;
     try {
-      made = co_await Fetch(connection, *ask,
+      made = co_await Fetch(connection, *maker, *ask,
                             datasets.at(ask->lent->number).second);
     } catch (...) {
       error = std::current_exception();
     }
     Made(*ask, maker->at.name, made);
     if (error != nullptr) std::rethrow_exception(error);
-    maker->error.clear();
+    if (maker->again.empty()) maker->error.clear();
     maker->rows += made.size() / 2;
     maker->bytes += made.size() / 2 * ask->lent->request.row_bytes;
   }
 }
 
-std::string User::Header(std::string_view target, const std::string& type,
-                         size_t bytes, const Maker& maker) const {
+std::string RowFetcher::Header(std::string_view target, const std::string& type,
+                               size_t bytes, const Maker& maker) const {
   const std::string token =
       identity_.token.empty()
           ? ""
@@ -479,62 +562,6 @@ std::string User::Header(std::string_view target, const std::string& type,
       "POST {} HTTP/1.1\r\nHost: {}\r\nContent-Type: {}\r\n{}"
       "Content-Length: {}\r\n\r\n",
       target, maker.at.name, type, token, bytes);
-}
-
-// The header of an answer; what has come of its body with it is in *buffer.
-asio::awaitable<uint64_t> ReadAnswer(LinkConnection& connection,
-                                     beast::flat_buffer& buffer) {
-  http::response_parser<http::empty_body> parser;
-  parser.header_limit(kHeaderBytesMax);
-  parser.body_limit(kRowsBytesMax + kBodyBytesMax);
-  co_await connection.ReadHeader(buffer, parser);
-  const auto length = parser.content_length();
-  if (!length) throw BadAnswer{0, "its answer is none of a link of Penstock"};
-  const unsigned status = parser.get().result_int();
-  constexpr unsigned kOk = 200;
-  if (status == kOk) co_return *length;
-  std::string text(std::min<uint64_t>(*length, kBodyBytesMax), '\0');
-  const size_t here = std::min(buffer.size(), text.size());
-  std::memcpy(text.data(), buffer.data().data(), here);
-  buffer.consume(here);
-  if (here < text.size()) {
-    std::vector<asio::mutable_buffer> rest = {
-        asio::buffer(text.data() + here, text.size() - here)};
-    co_await connection.Read(std::move(rest));
-  }
-  const nlohmann::json json = nlohmann::json::parse(text, nullptr, false);
-  const bool is_ours =
-      json.is_object() && json.contains("error") && json["error"].is_string();
-  throw BadAnswer{
-      status, is_ours ? json["error"].get<std::string>()
-                      : Format("HTTP {}: it is no link of Penstock", status)};
-}
-
-asio::awaitable<uint32_t> User::OpenDataset(LinkConnection& connection,
-                                            const Lent& lent) {
-  const std::string body = lent.request.ToJson().dump();
-  const std::string header =
-      Header(kDatasetTarget, "application/json", body.size(), Maker());
-  connection.SetTime(kOpen);
-  const std::string request = header + body;
-  co_await connection.Write(asio::buffer(request));
-  beast::flat_buffer buffer(kHeaderBytesMax + kBodyBytesMax);
-  const uint64_t bytes = co_await ReadAnswer(connection, buffer);
-  if (bytes > kBodyBytesMax) throw BadAnswer{0, "its answer is too long"};
-  std::string text(bytes, '\0');
-  const size_t here = std::min<size_t>(buffer.size(), bytes);
-  std::memcpy(text.data(), buffer.data().data(), here);
-  if (here < bytes) {
-    std::vector<asio::mutable_buffer> rest = {
-        asio::buffer(text.data() + here, bytes - here)};
-    co_await connection.Read(std::move(rest));
-  }
-  const nlohmann::json json = nlohmann::json::parse(text, nullptr, false);
-  if (!json.is_object() || !json.contains("dataset") ||
-      !json["dataset"].is_number_unsigned()) {
-    throw BadAnswer{0, "its answer is none of a link of Penstock"};
-  }
-  co_return json["dataset"].get<uint32_t>();
 }
 
 // Reads so many bytes to the places, those first that came with the header.
@@ -553,13 +580,57 @@ asio::awaitable<void> ReadInto(LinkConnection& connection,
   co_await connection.Read(std::move(places));
 }
 
-asio::awaitable<std::vector<uint64_t>> User::Fetch(LinkConnection& connection,
-                                                   const Ask& ask,
-                                                   uint32_t dataset) {
+// The header of an answer; what has come of its body with it is in *buffer.
+asio::awaitable<uint64_t> ReadAnswer(LinkConnection& connection,
+                                     beast::flat_buffer& buffer) {
+  http::response_parser<http::empty_body> parser;
+  parser.header_limit(kHeaderBytesMax);
+  parser.body_limit(kRowsBytesMax + kBodyBytesMax);
+  co_await connection.ReadHeader(buffer, parser);
+  const auto length = parser.content_length();
+  if (!length) throw BadAnswer{0, kNoLink};
+  const unsigned status = parser.get().result_int();
+  constexpr unsigned kOk = 200;
+  if (status == kOk) co_return *length;
+  std::string text(std::min<uint64_t>(*length, kBodyBytesMax), '\0');
+  std::vector<asio::mutable_buffer> whole = {asio::buffer(text)};
+  co_await ReadInto(connection, buffer, std::move(whole));
+  const nlohmann::json json = nlohmann::json::parse(text, nullptr, false);
+  const bool is_ours =
+      json.is_object() && json.contains("error") && json["error"].is_string();
+  throw BadAnswer{
+      status, is_ours
+                  ? json["error"].get<std::string>().substr(0, kErrorBytesMax)
+                  : Format("HTTP {}: not a Penstock link", status)};
+}
+
+// The answer is an object.
+asio::awaitable<nlohmann::json> RowFetcher::Post(
+    LinkConnection& connection, const Maker& maker, std::string_view target,
+    const nlohmann::json& request) {
+  const std::string text_of_request = request.dump();
+  const std::string whole =
+      Header(target, "application/json", text_of_request.size(), maker) +
+      text_of_request;
+  co_await connection.Write(asio::buffer(whole));
+  beast::flat_buffer buffer(kHeaderBytesMax + kBodyBytesMax);
+  const uint64_t bytes = co_await ReadAnswer(connection, buffer);
+  if (bytes > kBodyBytesMax) throw BadAnswer{0, "its answer is too long"};
+  std::string text(bytes, '\0');
+  std::vector<asio::mutable_buffer> body = {asio::buffer(text)};
+  co_await ReadInto(connection, buffer, std::move(body));
+  nlohmann::json json = nlohmann::json::parse(text, nullptr, false);
+  if (!json.is_object()) throw BadAnswer{0, kNoLink};
+  co_return json;
+}
+
+asio::awaitable<std::vector<uint64_t>> RowFetcher::Fetch(
+    LinkConnection& connection, const Maker& maker, const Ask& ask,
+    uint32_t dataset) {
   const RowsRequest request = {dataset, ask.rows};
   const std::string body = request.ToBytes();
   const std::string text =
-      Header(kRowsTarget, "application/octet-stream", body.size(), Maker()) +
+      Header(kRowsTarget, "application/octet-stream", body.size(), maker) +
       body;
   connection.SetTime(kRows);
   co_await connection.Write(asio::buffer(text));
@@ -595,8 +666,8 @@ asio::awaitable<std::vector<uint64_t>> User::Fetch(LinkConnection& connection,
 Status UseLinks(const UseOptions& options) {
   PENSTOCK_ASSIGN_OR_RETURN(LinkIdentity identity,
                             LinkIdentity::Read(options.security, false));
-  User user(options, std::move(identity));
-  user.Run();
+  RowFetcher fetcher(options, std::move(identity));
+  fetcher.Run();
   return OkStatus();
 }
 

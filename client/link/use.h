@@ -3,8 +3,9 @@
 // makers, whose rows are received straight into the memory that the broker has
 // given for them.
 //
-// One thread. Makers come and go; so does the broker. What a maker does not
-// answer in time is told as not made, and the broker makes it.
+// One thread. Makers come and go; so does the broker. Rows that a
+// maker does not return in time are reported as not made, and the broker makes
+// them.
 #ifndef CLIENT_LINK_USE_H_
 #define CLIENT_LINK_USE_H_
 

@@ -40,20 +40,18 @@ Status CheckForm(const DatasetRequest& request) {
 }  // namespace
 
 nlohmann::json DatasetRequest::ToJson() const {
-  return {{"version", version},
-          {"spec", spec},
-          {"fingerprint", fingerprint},
-          {"records", records},
-          {"element_spec", ElementSpecToJson(features)},
-          {"offsets", offsets},
-          {"row_bytes", row_bytes},
+  return {{"spec", spec},       {"fingerprint", fingerprint},
+          {"records", records}, {"element_spec", ElementSpecToJson(features)},
+          {"offsets", offsets}, {"row_bytes", row_bytes},
           {"rows", rows}};
 }
 
 StatusOr<DatasetRequest> DatasetRequest::FromJson(const nlohmann::json& json) {
   DatasetRequest request;
+  if (!json.is_object()) {
+    return InvalidArgumentError("a request for a dataset that is no JSON");
+  }
   try {
-    request.version = json.at("version");
     request.spec = json.at("spec");
     request.fingerprint = json.at("fingerprint");
     request.records = json.at("records");
@@ -129,7 +127,7 @@ StatusOr<nlohmann::ordered_json> ParseSpecOfLink(const std::string& text) {
       },
       false);
   if (is_deep || !spec.is_object()) {
-    return InvalidArgumentError("the spec is none of a link");
+    return InvalidArgumentError("{}", kNotOfLink);
   }
   return spec;
 }

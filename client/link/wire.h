@@ -1,11 +1,10 @@
 // What links say to each other: HTTP/1.1 with keep-alive, one request after the
 // other on a connection.
 //
+//   POST /penstock/1/hello     {"version": of Penstock}, first; answer: {}
 //   POST /penstock/1/dataset   JSON (DatasetRequest); answer: {"dataset": n}
-//   POST /penstock/1/rows      RowsRequest; answer: a RowResult for each row,
-//   and
-//                              behind them the rows that were made, row_bytes
-//                              each
+//   POST /penstock/1/rows      RowsRequest; answer: one RowResult per row,
+//                              then the bytes of the rows that were made
 //
 // An error is {"error": text} with a status that is not 200. Numbers are in
 // little-endian order.
@@ -31,16 +30,17 @@ namespace penstock {
 
 static_assert(std::endian::native == std::endian::little);
 
+inline constexpr std::string_view kHelloTarget = "/penstock/1/hello";
 inline constexpr std::string_view kDatasetTarget = "/penstock/1/dataset";
 inline constexpr std::string_view kRowsTarget = "/penstock/1/rows";
 inline constexpr uint64_t kHeaderBytesMax = 8 << 10;
 inline constexpr uint64_t kBodyBytesMax = 1 << 20;  // of a request
 inline constexpr uint32_t kRowsOfRequestMax = 1024;
+inline constexpr size_t kDatasetsMax = 8;  // of a connection
 inline constexpr uint64_t kRowsBytesMax = uint64_t{64} << 20;
 
 // A dataset of which rows will be asked for, and how they are sent.
 struct DatasetRequest {
-  std::string version;      // of Penstock
   std::string spec;         // JSON; its rows are asked for by number
   std::string fingerprint;  // of its source
   uint64_t records = 0;
@@ -80,6 +80,7 @@ static_assert(sizeof(RowResult) == 8);
 std::vector<int64_t> FindAsked(std::span<const RowKey> asked,
                                std::span<const int64_t> ids);
 
+inline constexpr char kNotOfLink[] = "not a spec sent by `penstock link use`";
 // InvalidArgument: no JSON object, or one that is nested too deeply.
 StatusOr<nlohmann::ordered_json> ParseSpecOfLink(const std::string& text);
 

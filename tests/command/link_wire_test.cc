@@ -19,7 +19,6 @@ using testing::HasSubstr;
 
 DatasetRequest Request() {
   DatasetRequest request;
-  request.version = "0.1.0";
   request.spec = "{}";
   request.fingerprint = "f";
   request.records = 7;

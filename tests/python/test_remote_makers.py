@@ -3,6 +3,7 @@ whatever dies on the way. Method: two brokers as two hosts, `penstock link` besi
 job whose decoding is more than one worker does; rows are compared with those of a broker
 that has no link."""
 
+import contextlib
 import hashlib
 import io
 import json
@@ -111,19 +112,29 @@ class Program:
 class Hosts:
     """A training host, and one that makes rows for it."""
 
-    def __init__(self, training, maker, *serve):
-        self.training, self.maker, self.options = training, maker, serve
+    def __init__(self, training, maker, folder):
+        self.training, self.maker, self.options = training, maker, ()
+        self.token = folder / "token"
+        self.token.write_text("0123456789abcdef")
         self.serving = self.using = None
         self.serve()
 
+    def secured(self, options):
+        if {"--cert", "--token-file"}.intersection(options):
+            return options
+        return (*options, "--token-file", str(self.token))
+
     def serve(self, port=0):
         self.serving = Program("serve", "--socket", self.maker.socket, "--listen",
-                               f"127.0.0.1:{port}", *self.options)
+                               f"127.0.0.1:{port}", *self.secured(self.options))
         self.port = int(self.serving.line_with("makes rows at").rsplit(":", 1)[1])
 
-    def use(self, remote=None, *options):
+    def start_using(self, remote=None, *options):
         self.using = Program("use", "--socket", self.training.socket, "--remote",
-                             remote or f"127.0.0.1:{self.port}", *options)
+                             remote or f"127.0.0.1:{self.port}", *self.secured(options))
+
+    def use(self, remote=None, *options):
+        self.start_using(remote, *options)
         wait_for(lambda: [each for each in self.status().get("makers", [])
                           if each["state"] == "connected"])
 
@@ -155,9 +166,9 @@ def wait_for(condition, seconds=30):
 
 
 @pytest.fixture
-def hosts():
+def hosts(tmp_path):
     with penstock.broker(workers=1) as training, penstock.broker(workers=1) as maker:
-        made = Hosts(training, maker)
+        made = Hosts(training, maker, tmp_path)
         yield made
         made.end()
 
@@ -239,10 +250,10 @@ def test_a_maker_and_its_link_stand_still(hosts, pictures, alone):
     assert time.monotonic() - begun < 60
 
 
-def test_the_maker_s_broker_dies(pictures, alone):
+def test_the_maker_s_broker_dies(pictures, alone, tmp_path):
     with penstock.broker(workers=1) as training:
         maker = penstock.broker(workers=1)
-        hosts = Hosts(training, maker)
+        hosts = Hosts(training, maker, tmp_path)
         try:
             hosts.use()
             assert run_with(hosts, pictures, {4: maker.stop}) == alone
@@ -250,9 +261,9 @@ def test_the_maker_s_broker_dies(pictures, alone):
             hosts.end()
 
 
-def test_rows_are_asked_of_several_makers(hosts, pictures, alone):
+def test_rows_are_asked_of_several_makers(hosts, pictures, alone, tmp_path):
     with penstock.broker(workers=1) as second:
-        other = Hosts(hosts.training, second)
+        other = Hosts(hosts.training, second, tmp_path)
         try:
             hosts.use(f"127.0.0.1:{hosts.port},127.0.0.1:{other.port}")
             seen = {}
@@ -296,9 +307,9 @@ def test_a_token_has_to_be_the_same(hosts, pictures, alone, tmp_path):
     hosts.serving.end()
     hosts.options = ("--token-file", str(tmp_path / "good"))
     hosts.serve()
-    hosts.use(None, "--token-file", str(tmp_path / "bad"))
-    assert rows(hosts.training.socket, spec_of(pictures), "bad token") == alone
+    hosts.start_using(None, "--token-file", str(tmp_path / "bad"))
     hosts.using.line_with("the token is not the one of this link")
+    assert rows(hosts.training.socket, spec_of(pictures), "bad token") == alone
     hosts.using.end()
     hosts.use(None, "--token-file", str(tmp_path / "good"))
     seen = {}
@@ -342,13 +353,12 @@ def test_both_sides_show_certificates(hosts, pictures, alone, tmp_path):
 
 
 @pytest.mark.parametrize("case, says", [
-    ("expired", "expired"), ("stranger", "unknown ca"), ("plain", ""), ("name", "")])
+    ("stranger", "unknown ca"), ("plain", ""), ("name", "IP address mismatch")])
 def test_a_certificate_that_is_not_good_is_named(hosts, pictures, alone, tmp_path, case, says):
     certificates(tmp_path, ["trainer", "maker"])
-    certificates(tmp_path, ["expired"], days=-1)
     certificates(tmp_path, ["stranger"], ca="other")
     hosts.serving.end()
-    hosts.options = tls(tmp_path, "expired" if case == "expired" else "maker")
+    hosts.options = tls(tmp_path, "maker")
     hosts.serve()
     options = {"stranger": tls(tmp_path, "stranger"), "plain": ()}.get(
         case, tls(tmp_path, "trainer"))
@@ -358,12 +368,29 @@ def test_a_certificate_that_is_not_good_is_named(hosts, pictures, alone, tmp_pat
         hosts.serving = Program("serve", "--socket", hosts.maker.socket, "--listen",
                                 f"127.0.0.2:{hosts.port}", *hosts.options)
         hosts.serving.line_with("makes rows at")
-    hosts.using = Program("use", "--socket", hosts.training.socket, "--remote", remote, *options)
+    hosts.start_using(remote, *options)
     assert rows(hosts.training.socket, spec_of(pictures), case) == alone
     maker = wait_for(lambda: [each for each in hosts.status().get("makers", [])
                               if each["error"]])[0]
     assert says in maker["error"]
     assert maker["rows"] == 0
+
+
+def test_an_expired_certificate_is_named_at_once(hosts, tmp_path):
+    certificates(tmp_path, ["expired"], days=0)
+    time.sleep(1.1)
+    for side in (("serve", "--socket", hosts.maker.socket),
+                 ("use", "--socket", hosts.training.socket, "--remote", "127.0.0.1")):
+        program = Program(*side, *tls(tmp_path, "expired"))
+        program.line_with("expired.pem: the certificate has expired")
+        assert program.process.wait(10) == 1
+        program.end()
+
+
+def test_a_maker_that_ends_while_nothing_is_asked_is_away(hosts):
+    hosts.use()
+    hosts.serving.end()
+    wait_for(lambda: [each for each in hosts.status()["makers"] if each["state"] == "away"])
 
 
 def test_nothing_is_asked_while_workers_keep_up(hosts, pictures):
@@ -400,9 +427,9 @@ def test_a_server_that_is_none_of_ours(hosts, pictures, alone, answer):
     thread = threading.Thread(target=serve)
     thread.start()
     try:
-        hosts.use(f"127.0.0.1:{listener.getsockname()[1]}")
+        hosts.start_using(f"127.0.0.1:{listener.getsockname()[1]}")
         assert rows(hosts.training.socket, spec_of(pictures), "no link") == alone
-        wait_for(lambda: any(each["error"] for each in hosts.status()["makers"]))
+        wait_for(lambda: any(each["error"] for each in hosts.status().get("makers", [])))
     finally:
         ends.set()
         thread.join()
@@ -468,9 +495,19 @@ def test_makers_come_and_go_with_a_file(hosts, pictures, tmp_path):
     wait_for(lambda: hosts.status().get("makers"))
 
 
+def test_more_jobs_than_a_connection_opens(hosts, pictures, alone):
+    hosts.use()
+    with contextlib.ExitStack() as stack:
+        readers = [stack.enter_context(penstock.attach(
+            spec_of(pictures), socket=hosts.training.socket, job=f"many {i}", timeout_s=120))
+            for i in range(10)]
+        ids = [[tuple(batch.ids.tolist()) for batch in reader] for reader in readers]
+    assert all(each == [step[2] for step in alone] for each in ids)
+    assert not [line for line in hosts.serving.lines if "no such dataset" in line]
+
+
 def test_a_name_that_is_none(hosts, pictures, alone):
-    hosts.using = Program("use", "--socket", hosts.training.socket, "--remote",
-                          "dns:no-such-name.invalid")
+    hosts.start_using("dns:no-such-name.invalid")
     hosts.using.line_with("no-such-name.invalid")
     assert rows(hosts.training.socket, spec_of(pictures), "no name") == alone
 
@@ -483,9 +520,9 @@ def test_an_address_that_is_none(hosts, remote):
     program.end()
 
 
-def test_others_cannot_reach_it_without_security(hosts):
-    program = Program("serve", "--socket", hosts.maker.socket, "--listen", "0.0.0.0:0")
-    program.line_with("can be reached from other hosts")
+def test_nobody_reaches_it_without_security(hosts):
+    program = Program("serve", "--socket", hosts.maker.socket, "--listen", "127.0.0.1:0")
+    program.line_with("who connects gets what the files of this user have")
     program.end()
 
 
@@ -531,7 +568,7 @@ def test_functions_run_where_the_maker_s_broker_allows_them(tmp_path, allowed):
     with penstock.broker(workers=1, python_path=[folder]) as training:
         alone = function_rows(training.socket, spec, "alone")
         with penstock.broker(workers=2, python_path=[folder] if allowed else None) as maker:
-            hosts = Hosts(training, maker)
+            hosts = Hosts(training, maker, tmp_path)
             try:
                 # A job for each connection, with processes that import.
                 hosts.use(None, "--connections", "1")

@@ -7,6 +7,7 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <sys/resource.h>
 
 #include <map>
 #include <string>
@@ -161,6 +162,11 @@ std::string FirstDifference(const json& (*list)(const json&, uint64_t),
 
 TEST_F(AgreementTest, SharesOfTheFilesLeadToTheFirstThatDiffers) {
   constexpr int kFiles = 4200;  // more than 64 * 64
+  // A dataset keeps its files open, of which 1,024 are usual at most.
+  rlimit limit{};
+  ASSERT_EQ(getrlimit(RLIMIT_NOFILE, &limit), 0);
+  limit.rlim_cur = limit.rlim_max;
+  ASSERT_EQ(setrlimit(RLIMIT_NOFILE, &limit), 0);
   WriteFiles("a", kFiles);
   WriteFiles("b", kFiles);
   const auto difference = [this] {
