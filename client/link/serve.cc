@@ -213,20 +213,33 @@ class Server {
  private:
   asio::awaitable<void> Accept();
   asio::awaitable<void> Serve(std::shared_ptr<LinkConnection> connection);
-  using Jobs = std::map<uint32_t, std::shared_ptr<AskedJob>>;
+  // What a connection has asked for, open or not yet.
+  struct Dataset {
+    explicit Dataset(asio::io_context& context) : changed(context) {}
+    std::string request;
+    uint32_t number = 0;
+    std::shared_ptr<AskedJob> job = std::make_shared<AskedJob>();
+    std::optional<Status> status;  // nullopt: it opens
+    LinkEvent changed;
+  };
+  using Datasets = std::vector<std::shared_ptr<Dataset>>;
   void Greet(const std::string& hello) const;
   void Tell(const std::string& peer, const std::string& text);
   asio::awaitable<std::string> Open(const std::string& peer,
-                                    const std::string& body, Jobs* jobs);
+                                    const std::string& body,
+                                    Datasets* datasets);
+  asio::awaitable<void> OpenOnThread(std::shared_ptr<Dataset> dataset,
+                                     DatasetRequest request, std::string name);
   asio::awaitable<void> SendRows(LinkConnection& connection,
-                                 const std::string& body, const Jobs& jobs);
+                                 const std::string& body,
+                                 const Datasets& datasets);
 
   const ServeOptions options_;
   const LinkIdentity identity_;
   asio::io_context context_{1};
   Tcp::acceptor acceptor_{context_};
   size_t open_ = 0;
-  uint64_t last_job_ = 0;
+  uint32_t last_dataset_ = 0;
   std::map<std::string, std::chrono::steady_clock::time_point> told_;
 };
 
@@ -343,7 +356,7 @@ asio::awaitable<void> Server::Serve(
     std::shared_ptr<LinkConnection> connection) {
   ++open_;
   const std::string peer = connection->peer();
-  Jobs jobs;
+  Datasets datasets;
   std::string said;
   try {
     co_await connection->Accept(kHandshake);
@@ -384,12 +397,12 @@ asio::awaitable<void> Server::Serve(
             body = "{}";
           } else if (target == kRowsTarget) {
             connection->SetTime(2 * kRequest);
-            co_await SendRows(*connection, request.body(), jobs);
+            co_await SendRows(*connection, request.body(), datasets);
             continue;
           } else {
-            connection->SetTime(Seconds(kOpen_s));
+            connection->SetTime(2 * kRequest);
             goes_on = true;  // whether it opens or not
-            body = co_await Open(peer, request.body(), &jobs);
+            body = co_await Open(peer, request.body(), &datasets);
           }
         } catch (const HttpError& thrown) {
           error = thrown;
@@ -438,47 +451,75 @@ void Server::Greet(const std::string& hello) const {
   if (!broker.ok()) throw HttpError{503, broker.message()};
 }
 
+// An index may take long. A request that comes again meanwhile waits for the
+// same opening.
 asio::awaitable<std::string> Server::Open(const std::string& peer,
-                                          const std::string& body, Jobs* jobs) {
-  const nlohmann::json json = nlohmann::json::parse(body, nullptr, false);
-  const StatusOr<DatasetRequest> request = DatasetRequest::FromJson(json);
-  if (!request.ok()) throw HttpError{400, request.status().message()};
-  if (jobs->size() == kDatasetsMax) {
-    throw HttpError{
-        503, Format("a connection has {} datasets at most", kDatasetsMax)};
+                                          const std::string& body,
+                                          Datasets* datasets) {
+  auto found =
+      std::find_if(datasets->begin(), datasets->end(),
+                   [&](const auto& each) { return each->request == body; });
+  if (found == datasets->end()) {
+    const nlohmann::json json = nlohmann::json::parse(body, nullptr, false);
+    StatusOr<DatasetRequest> request = DatasetRequest::FromJson(json);
+    if (!request.ok()) throw HttpError{400, request.status().message()};
+    if (datasets->size() == kDatasetsMax) {
+      throw HttpError{
+          503, Format("a connection has {} datasets at most", kDatasetsMax)};
+    }
+    const auto dataset = std::make_shared<Dataset>(context_);
+    dataset->request = body;
+    dataset->number = ++last_dataset_;
+    found = datasets->insert(datasets->end(), dataset);
+    asio::co_spawn(
+        context_,
+        OpenOnThread(dataset, *std::move(request),
+                     Format("link {} {}.{}", peer, getpid(), dataset->number)),
+        kRethrow);
   }
-  const uint64_t number = ++last_job_;
-  struct Opening {
-    std::shared_ptr<AskedJob> job = std::make_shared<AskedJob>();
-    Status status;
-  };
-  const auto opening = std::make_shared<Opening>();
-  const std::string name = Format("link {} {}.{}", peer, getpid(), number);
-  std::function<void()> open = [opening, name, options = options_,
-                                form = *request] {
-    opening->status = opening->job->Open(options, form, name);
-  };
-  co_await OnThread(context_, std::move(open));
-  if (!opening->status.ok()) {
-    const StatusCode code = opening->status.code();
+  const std::shared_ptr<Dataset> dataset = *found;
+  if (!dataset->status) co_await dataset->changed.Wait(kRequest);
+  if (!dataset->status) throw HttpError{503, "it is still being opened"};
+  if (!dataset->status->ok()) {
+    std::erase(*datasets, dataset);
+    const StatusCode code = dataset->status->code();
     const bool is_ours = code == StatusCode::kUnavailable ||
                          code == StatusCode::kResourceExhausted ||
                          code == StatusCode::kDeadlineExceeded;
-    throw HttpError{is_ours ? 503u : 409u, opening->status.message()};
+    throw HttpError{is_ours ? 503u : 409u, dataset->status->message()};
   }
-  Print(stderr, "penstock: {}: opened '{}'\n", peer, name);
-  (*jobs)[static_cast<uint32_t>(number)] = opening->job;
-  co_return nlohmann::json({{"dataset", number}}).dump();
+  co_return nlohmann::json({{"dataset", dataset->number}}).dump();
+}
+
+asio::awaitable<void> Server::OpenOnThread(std::shared_ptr<Dataset> dataset,
+                                           DatasetRequest request,
+                                           std::string name) {
+  const auto status = std::make_shared<Status>();
+  std::function<void()> open = [job = dataset->job, status, request, name,
+                                options = options_] {
+    *status = job->Open(options, request, name);
+  };
+  try {
+    co_await OnThread(context_, std::move(open));
+  } catch (const std::exception& error) {
+    *status = UnavailableError("{}", error.what());
+  }
+  if (status->ok()) Print(stderr, "penstock: opened '{}'\n", name);
+  dataset->status = *status;
+  dataset->changed.Notify();
 }
 
 asio::awaitable<void> Server::SendRows(LinkConnection& connection,
                                        const std::string& body,
-                                       const Jobs& jobs) {
+                                       const Datasets& datasets) {
   const StatusOr<RowsRequest> request = RowsRequest::FromBytes(body);
   if (!request.ok()) throw HttpError{400, request.status().message()};
-  const auto found = jobs.find(request->dataset);
-  if (found == jobs.end()) throw HttpError{404, "no such dataset is open"};
-  const std::shared_ptr<AskedJob> job = found->second;
+  const auto found =
+      std::find_if(datasets.begin(), datasets.end(), [&](const auto& each) {
+        return each->number == request->dataset && each->status;
+      });
+  if (found == datasets.end()) throw HttpError{404, "no such dataset is open"};
+  const std::shared_ptr<AskedJob> job = (*found)->job;
   if (request->rows.size() > job->form().rows) {
     throw HttpError{
         400, Format("{} rows asked for, the dataset was opened for at most {}",

@@ -28,8 +28,7 @@ using Seconds = LinkConnection::Seconds;
 using Clock = std::chrono::steady_clock;
 
 constexpr Seconds kConnect{5};
-constexpr Seconds kOpen{3600};  // an index may take long
-constexpr Seconds kRows{35};    // longer than the maker takes to give up
+constexpr Seconds kAnswer{35};  // longer than a maker takes to give up
 constexpr Seconds kFind{5};  // how often makers are looked for
 constexpr Seconds kTell{1};  // and told of
 constexpr Seconds kRetryFirst{0.5};
@@ -470,7 +469,7 @@ asio::awaitable<bool> RowFetcher::OpenNext(LinkConnection& connection,
   // This takes long: what was meant for this connection others take.
   NotifyAll();
   try {
-    connection.SetTime(kOpen);
+    connection.SetTime(kAnswer);
     const nlohmann::json answer = co_await Post(
         connection, *maker, kDatasetTarget, next->request.ToJson());
     if (!answer.contains("dataset") ||
@@ -632,7 +631,7 @@ asio::awaitable<std::vector<uint64_t>> RowFetcher::Fetch(
   const std::string text =
       Header(kRowsTarget, "application/octet-stream", body.size(), maker) +
       body;
-  connection.SetTime(kRows);
+  connection.SetTime(kAnswer);
   co_await connection.Write(asio::buffer(text));
   beast::flat_buffer buffer(kHeaderBytesMax + kBodyBytesMax);
   const uint64_t bytes = co_await ReadAnswer(connection, buffer);
