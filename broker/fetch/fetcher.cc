@@ -24,14 +24,19 @@ namespace {
 constexpr size_t kPacketBytesMax = 64 << 10;
 constexpr size_t kRangesOfPacket = 1024;
 constexpr std::chrono::milliseconds kLookInterval{100};
+// More than the deepest answer has: the rates of a trial.
+constexpr int kDepthMax = 8;
+// The two bits of each of its blocks (io/remote_file.h) are 4 GiB.
+constexpr uint64_t kCopyBytesMax = uint64_t{1} << 46;
 // Processes that end without an answer before everything asked fails.
 constexpr uint64_t kEndsMax = 3;
+// A copy's number is that of its process, then so many bits of its own.
+constexpr int kProcessShift = 32;
 // As the process packs it.
 constexpr size_t kNumbersOfRange = 4;
 enum : uint64_t { kKept = 1, kPasses = 2 };
 
-constexpr std::string_view kOddAnswer =
-    "the fetcher answered what it was not asked";
+constexpr std::string_view kOddAnswer = "malformed answer from the fetcher";
 
 // {"error": [code, text]}
 Status ErrorOf(const nlohmann::json& answer) {
@@ -164,10 +169,11 @@ StatusOr<std::shared_ptr<Fetcher::Call>> Fetcher::Ask(
     answered_.wait_for(lock, kLookInterval);
     if (!call->over && cancel.load()) {
       calls_.erase(number);
+      packets_.push_back(nlohmann::json({{"cancel", number}}).dump());
+      Notify();
       return CancelledError("nobody waits for it");
     }
   }
-  calls_.erase(number);
   if (!call->status.ok()) return call->status;
   return call;
 }
@@ -196,7 +202,9 @@ StatusOr<std::vector<std::string>> Fetcher::List(
 StatusOr<std::shared_ptr<RemoteFile>> Fetcher::FileOf(
     const std::string& url, std::optional<uint64_t> room, Call* call) {
   const nlohmann::json& answer = call->answers.back();
-  if (!call->fd) return UnavailableError("{}: {}", url, kOddAnswer);
+  if (!call->fd || NumberOf(answer, "bytes") > kCopyBytesMax) {
+    return UnavailableError("{}: {}", url, kOddAnswer);
+  }
   const uint64_t copy = NumberOf(answer, "copy");
   const auto file = std::make_shared<RemoteFile>(
       RemoteFile::Opened{url, TextOf(answer, "version"), TextOf(answer, "path"),
@@ -214,7 +222,12 @@ StatusOr<std::shared_ptr<RemoteFile>> Fetcher::FileOf(
         asked_.push_back({ask, of, range});
       });
   const std::lock_guard lock(mutex_);
-  files_[copy] = file;
+  if (copy >> kProcessShift == processes_) {
+    files_[copy] = file;
+  } else {  // that process has ended since it answered
+    OpenAgain(copy, file);
+    Notify();
+  }
   return file;
 }
 
@@ -331,8 +344,10 @@ void Fetcher::Run() {
     if (Send() && Receive()) continue;
     link_.reset();
     out_.clear();
-    Ended(
-        UnavailableError("the process that fetches ended {} times", ends_ + 1));
+    Ended(UnavailableError(
+        "the fetcher died {} times in a row without an answer; its stderr "
+        "says why",
+        ends_ + 1));
   }
 }
 
@@ -359,9 +374,10 @@ bool Fetcher::Start() {
     return false;
   }
   link_ = *std::move(link);
-  out_.push_back(nlohmann::json{{"first", ++processes_ << 32}}.dump());
   std::vector<std::shared_ptr<RemoteFile>> files;  // whose end takes the lock
   const std::lock_guard lock(mutex_);
+  out_.push_back(
+      nlohmann::json{{"first", ++processes_ << kProcessShift}}.dump());
   former_use_ = use_;
   first_use_ = nullptr;
   if (observer_ != nullptr) {
@@ -451,8 +467,14 @@ bool Fetcher::Receive() {
       TakeRanges(got);
       continue;
     }
-    nlohmann::json answer = nlohmann::json::parse(got, nullptr, false);
-    if (answer.is_discarded()) return false;
+    // A copy of one calls itself for each of its levels.
+    nlohmann::json answer = nlohmann::json::parse(
+        got,
+        [](int depth, nlohmann::json::parse_event_t, const nlohmann::json&) {
+          return depth < kDepthMax;
+        },
+        false);
+    if (!answer.is_object()) return false;
     TakeCall(std::move(answer),
              packet->fds.empty() ? Fd() : std::move(packet->fds[0]));
   }
@@ -518,11 +540,12 @@ void Fetcher::TakeCall(nlohmann::json answer, Fd fd) {
         return;
       }
       const std::shared_ptr<Call> call = found->second;
-      const bool more = answer.value("more", false);
-      if (more && status.ok()) {
-        call->answers.push_back(std::move(answer));
+      if (status.ok() && answer.contains("more") && answer["more"] == true) {
+        // Who has it open already has the names.
+        if (call->former == 0) call->answers.push_back(std::move(answer));
         return;
       }
+      calls_.erase(found);  // the next process is not asked
       call->status = status;
       call->over = true;
       if (fd) call->fd = std::move(fd);
@@ -530,10 +553,8 @@ void Fetcher::TakeCall(nlohmann::json answer, Fd fd) {
       if (file != nullptr && status.ok() &&
           TextOf(answer, "version") == file->version()) {
         files_[copy] = file;
-        calls_.erase(found);
       } else {
         if (call->former != 0) {
-          calls_.erase(found);
           if (copy > 0) {  // changed, or closed meanwhile
             asked_.push_back({RemoteFile::Ask::kClose, copy, {}});
             Notify();
@@ -575,17 +596,14 @@ void Fetcher::EndAll(const Status& status) {
   std::vector<std::shared_ptr<RemoteFile>> files = OpenFiles();
   {
     const std::lock_guard lock(mutex_);
-    std::erase_if(calls_, [&](const auto& item) {
-      Call& call = *item.second;
-      call.status = status;
-      call.over = true;
-      if (call.former == 0) return false;
-      if (auto file = call.again.lock()) {
-        lost_[call.former] = file;
+    for (const auto& [number, call] : std::exchange(calls_, {})) {
+      call->status = status;
+      call->over = true;
+      if (auto file = call->again.lock()) {
+        lost_[call->former] = file;
         files.push_back(std::move(file));
       }
-      return true;
-    });
+    }
     packets_.clear();
     asked_.clear();
     answered_.notify_all();

@@ -128,12 +128,12 @@ class Fetcher final : public Stores {
   nlohmann::json former_use_ = nlohmann::json::object();
   nlohmann::json first_use_;
   std::function<void(const FetchSpan&)> observer_;
-  // Only the thread has these.
-  std::optional<Link> link_;
-  std::deque<std::string> out_;
   // No process has a copy of a former one's number: what is asked late of that
   // one concerns none of its own.
   uint64_t processes_ = 0;
+  // Only the thread has these.
+  std::optional<Link> link_;
+  std::deque<std::string> out_;
   uint64_t ends_ = 0;  // of processes, since one has answered
   std::thread thread_;
 };

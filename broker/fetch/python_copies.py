@@ -12,7 +12,7 @@ import mmap
 import re
 import tempfile
 import zlib
-from collections import Counter
+from collections import Counter, deque
 
 KEPT, PASSES = 1, 2  # answered
 BLOCK = 4096
@@ -204,7 +204,8 @@ class FolderCopy(Copy):
     def place(self, again):
         end = os.fstat(self.data).st_size // BLOCK
         former = self.former()
-        known = dict(zip(*former)) if former else {}
+        # In Python, not by one call for all: other threads run between the objects.
+        known = {name: first for name, first in zip(*former)} if former else {}
         live = sum(map(self.blocks_of, range(len(self.sizes))))
         if not again and (not known or end > (1 + GONE_MAX) * live):
             self.removed_bytes = os.fstat(self.data).st_blocks * 512
@@ -222,9 +223,9 @@ class FolderCopy(Copy):
             self.firsts.append(first)
         self.bytes = end * BLOCK
         # Those with blocks, by their places.
-        self.order = array.array("Q", sorted(filter(self.sizes.__getitem__, range(
-            len(self.sizes))), key=self.firsts.__getitem__))
-        self.starts = array.array("Q", map(self.firsts.__getitem__, self.order))
+        self.order = array.array("Q", sorted((i for i, size in enumerate(self.sizes) if size),
+                                             key=lambda i: self.firsts[i]))
+        self.starts = array.array("Q", (self.firsts[i] for i in self.order))
         if former == (self.hashes, self.firsts):
             return
         os.ftruncate(self.data, self.bytes)  # what comes later lies behind, whatever happens
@@ -303,7 +304,8 @@ class Folder:
         self.used = sum(map(disk_bytes, os.scandir(path)))
         self.passing = 0  # of these
         self.coming = 0  # of what is requested
-        self.looked_s = 0  # when no copy was left to remove
+        # Copies that were not in use, the longest unused ones first, and when they were found.
+        self.unused, self.looked_s = deque(), 0
         self.default_room = (self.used + self.free()) // 2
         # What the copies may take, as each opening says; 0: half of the disk; None: as
         # the others say.
@@ -350,16 +352,17 @@ class Folder:
     def remove_unused(self, wanted):
         """Copies that no broker has open, the longest unused ones first. Returns their
         bytes."""
-        now = time.monotonic()
-        if now < self.looked_s + LOOK_S:
-            return 0
+        if time.monotonic() >= self.looked_s + LOOK_S:
+            self.looked_s = time.monotonic()
+            try:
+                names = [each.path for each in os.scandir(self.path)
+                         if re.fullmatch(r"[0-9a-f]{32}-\d+\.crc", each.name)]
+            except OSError:
+                names = []
+            self.unused = deque(sorted(names, key=modified_ns))
         removed = 0
-        try:
-            names = [each.path for each in os.scandir(self.path)
-                     if re.fullmatch(r"[0-9a-f]{32}-\d+\.crc", each.name)]
-        except OSError:
-            return 0
-        for lock in sorted(names, key=modified_ns):
+        while self.unused and removed < wanted:
+            lock = self.unused.popleft()
             path = lock.removesuffix(".crc")
             held = []
             try:
@@ -376,9 +379,5 @@ class Folder:
                 for one in held:
                     if one is not None:
                         os.close(one)
-            if removed >= wanted:
-                break
-        else:
-            self.looked_s = now
         self.used -= removed
         return removed

@@ -20,11 +20,12 @@ Calls:
   {"call": N, "folder": url, "room": bytes or null}
                                  {"call": N, "names": [...], "sizes": [...],
                                  "offsets": [...], "more": true},
-                                 then as for open
+                                 then as for open; no names after "inode"
   {"call": N, "version": url}    {"call": N, "version": text}
   {"call": N, "put": url, "from": path}   {"call": N}
   {"call": N, "try": url, "seconds"}      {"call": N, "found": {...}} (python_store_trial.py)
   any                            {"call": N, "error": [code, text]}
+  {"cancel": N}                  nobody waits for that call any more
   {"observe": bool}              {"span": {...}} of each range that is fetched from now on
   twice a second, if it changed  {"use": {...}}: `stores` of a status, "listing", "silent"
   a range that cannot be had     {"copy": K, "offset", "bytes", "error": [code, text]}
@@ -37,6 +38,7 @@ import fcntl
 import hashlib
 import itertools
 import re
+import weakref
 from collections import Counter, deque
 
 WANT, HURRY, GIVE_UP, CLOSE, PROMOTE = 1, 2, 3, 4, 5  # asked
@@ -73,12 +75,16 @@ class Link:
         self.fetcher, self.connection, self.loop = fetcher, connection, fetcher.loop
         self.owner, self.observes = owner, False
         self.openings = {}  # by number
+        self.calls = {}  # their tasks
+        self.use = None  # as it was told last
         self.answers = deque()
         connection.setblocking(False)
         self.loop.add_reader(connection, self.receive)
 
     def answer(self, packet, descriptor=None):
         if self.connection.fileno() < 0:
+            if descriptor is not None:
+                os.close(descriptor)
             return
         if not self.answers:
             self.loop.add_writer(self.connection, self.send)
@@ -121,8 +127,14 @@ class Link:
                     self.say({"use": self.fetcher.use(0)})
                 elif "observe" in message:
                     self.observes = message["observe"]
+                elif "cancel" in message:
+                    if task := self.calls.pop(message["cancel"], None):
+                        task.cancel()
                 else:
-                    self.fetcher.start(self.fetcher.serve(self, message))
+                    call = message["call"]
+                    task = self.calls[call] = self.fetcher.start(
+                        self.fetcher.serve(self, message))
+                    task.add_done_callback(lambda _, call=call: self.calls.pop(call, None))
                 continue
             for kind, number, offset, size in struct.iter_unpack("<4Q", packet):
                 opening = self.openings.get(number)
@@ -158,6 +170,8 @@ class Link:
         self.answers.clear()
         self.connection.close()
         self.fetcher.links.discard(self)
+        for task in self.calls.values():
+            task.cancel()
         for opening in self.openings.values():
             self.fetcher.close(opening)
         self.openings.clear()
@@ -169,6 +183,7 @@ class Fetcher:
         self.stores = Stores(Sections(options["stores"]) if "stores" in options else None)
         self.folder = Folder(options["folder"])
         self.copies, self.open_bytes = {}, 0  # (url, version): copies; bytes of all
+        self.locks = weakref.WeakValueDictionary()  # by address, while it is opened
         self.told, self.telling = False, None  # that not all is kept
         self.coming = {}  # (copy, block): its piece
         self.lanes, self.new_lanes = [], itertools.count()  # of fetches at once; the free ones
@@ -179,6 +194,7 @@ class Fetcher:
         task = self.loop.create_task(work)
         self.tasks.add(task)
         task.add_done_callback(self.tasks.discard)
+        return task
 
     def accept(self, listener):
         connection, _ = listener.accept()
@@ -187,7 +203,7 @@ class Fetcher:
     # -- calls
 
     async def serve(self, link, message):
-        call = message["call"]
+        call, opening = message["call"], None
         try:
             if "list" in message:
                 urls = await self.stores.list(message["list"])
@@ -223,10 +239,12 @@ class Fetcher:
                 if message.get("had", objects.version) != objects.version:
                     raise Failed(DATA_LOSS, f"{message['folder']}: objects have come, gone or "
                                  "changed since it was opened: attach the job again")
-                copy = self.open(FolderCopy, message["folder"], objects.version, objects,
-                                 inode=message.get("inode"))
+                copy = await self.open(FolderCopy, message["folder"], objects.version, objects,
+                                       inode=message.get("inode"))
                 opening = link.open(copy, room)
-                async for begin, end in packets(link, len(objects), lambda i:
+                # Who has had it open has the names.
+                count = 0 if "inode" in message else len(objects)
+                async for begin, end in packets(link, count, lambda i:
                                                 len(objects.names.encoded(i)) + 48):
                     link.say({"call": call,
                               "names": [objects.names[i] for i in range(begin, end)],
@@ -236,8 +254,8 @@ class Fetcher:
                 version = copy.version
             else:
                 size, version = await self.stores.head(message["open"])
-                copy = self.open(Copy, message["open"], f"{size} {version}", size, version,
-                                 inode=message.get("inode"))
+                copy = await self.open(Copy, message["open"], f"{size} {version}", size, version,
+                                       inode=message.get("inode"))
                 opening = link.open(copy, room)
                 version = f"{size} {version}"
             kept = self.folder.kept_room
@@ -248,7 +266,11 @@ class Fetcher:
                       "ahead": min(self.folder.passing_room, AHEAD_MAX),
                       "room": self.folder.room, "kept": kept},
                      copy.read_only())
-        except Exception as error:
+        except BaseException as error:
+            if opening and link.openings.pop(opening.number, None):
+                self.close(opening)
+            if not isinstance(error, Exception):  # cancelled
+                raise
             url = next(message[key] for key in ("open", "list", "version", "put", "folder", "try")
                        if key in message)
             told = failed(url, error) or Failed(UNAVAILABLE, f"{url}: {reason(error)}")
@@ -271,15 +293,22 @@ class Fetcher:
             self.telling.cancel()
         self.telling = self.loop.call_later(TELL_S, tell, self.open_bytes, self.folder.kept_room)
 
-    def open(self, kind, url, version, *arguments, inode=None):
+    async def open(self, kind, url, version, *arguments, inode=None):
         """The copy, which all that open it share. inode: that of the one that a broker has."""
+        async with self.locks.setdefault(url, asyncio.Lock()):
+            return await self.open_alone(kind, url, version, *arguments, inode=inode)
+
+    async def open_alone(self, kind, url, version, *arguments, inode):
+        def make():
+            return kind(self.folder.path, url, *arguments, inode=inode)
         for copy in self.copies.get((url, version), ()):
             if inode in (None, copy.inode):
                 return copy
         while True:
             try:
                 os.makedirs(self.folder.path, mode=0o700, exist_ok=True)  # removed meanwhile
-                copy = kind(self.folder.path, url, *arguments, inode=inode)
+                # The places of many objects take seconds.
+                copy = await in_thread(make) if kind is FolderCopy else make()
                 break
             except OSError as error:
                 if error.errno not in FULL:
@@ -552,6 +581,16 @@ class Fetcher:
             self.folder.passing -= (end - begin) * BLOCK
 
 
+async def in_thread(make):
+    """What it makes, which is closed where nobody waits for it any more."""
+    making = asyncio.ensure_future(asyncio.to_thread(make))
+    try:
+        return await asyncio.shield(making)
+    except asyncio.CancelledError:
+        (await making).close()
+        raise
+
+
 async def packets(link, count, size_of):
     """(begin, end) of items that fit in a packet, when the broker has read most of those
     before."""
@@ -584,13 +623,14 @@ async def run(options, listener, link=None):
         fetcher.loop.add_reader(listener, fetcher.accept, listener)
     if link:
         fetcher.links.add(Link(fetcher, link, owner=True))
-    use = None
     while True:
         await asyncio.sleep(TUNE_S)
         rate = sum(each.tune() for each in fetcher.stores.requests())
         fetcher.look()
-        if use != (use := fetcher.use(rate)):
-            for link in fetcher.links:
+        use = fetcher.use(rate)
+        for link in fetcher.links:
+            if link.use != use and not link.answers:  # one that is stopped is told later
+                link.use = use
                 link.say({"use": use})
 
 
