@@ -7,6 +7,7 @@ host is a private broker with a folder of files of its own; ranks are threads, a
 processes of torch, JAX and mpirun."""
 
 import concurrent.futures
+import errno
 import json
 import os
 import shutil
@@ -20,7 +21,7 @@ import time
 import numpy as np
 import penstock
 import pytest
-from penstock import agreement, meetings
+from penstock import agreement, rendezvous
 
 FILES, ROWS = 150, 4  # more files than the broker tells of at once
 
@@ -54,7 +55,7 @@ class Launch:
     def __init__(self, brokers, folders, request, tmp_path):
         self.brokers, self.folders = brokers, folders
         self.job = request.node.name[:60]
-        self.meeting = f"file:{tmp_path}"
+        self.agree = f"file:{tmp_path}"
 
     def attach(self, rank, **options):
         host = rank // 2
@@ -62,7 +63,7 @@ class Launch:
         made = made(self.folders[host]) if callable(made) else made[host]
         given = {name: value[rank] if isinstance(value, list) else value
                  for name, value in options.items()}
-        given = {"agree": self.meeting, "job": self.job, "wait_s": 20, **given}
+        given = {"agree": self.agree, "job": self.job, "wait_s": 20, **given}
         return penstock.attach(made, rank, 4, local_world_size=2, timeout_s=60,
                                socket=self.brokers[host].socket, **given)
 
@@ -185,10 +186,12 @@ def test_who_never_comes_is_named(launch, by, missing):
     agree = {"agree": stores()} if by == "store" else {}
     ranks = [rank for rank in range(4) if rank != missing]
     begin = time.monotonic()
-    text = " ".join(map(str, launch.run(ranks=ranks, wait_s=1, **agree)))
+    results = launch.run(ranks=ranks, wait_s=1, **agree)
     assert time.monotonic() - begin < 10
-    assert ("process 0 has not answered" if missing == 0 else
-            f"nothing came of rank {missing} within 1 s (wait_s)") in text
+    assert {type(each) for each in results} == {penstock.errors.DeadlineExceeded}
+    text = " ".join(map(str, results))
+    assert ("rank 0 did not answer within 1 s (wait_s)" if missing == 0 else
+            f"no answer from rank {missing} within 1 s (wait_s)") in text
     assert text.count("wait_s") == 3
 
 
@@ -208,11 +211,69 @@ def test_a_store_that_is_gone(launch):
     assert "the store of torch.distributed is gone" in str(results[0])
 
 
+def test_a_store_keeps_the_keys_of_one_rendezvous(launch):
+    agree, counts = stores(), []
+    for _ in range(3):
+        assert launch.run(agree=agree) == [None] * 4
+        counts.append(agree[0].num_keys())
+    assert len(set(counts)) == 1
+
+
+def test_a_client_of_jax_that_is_gone():
+    class Client:
+        def key_value_set(self, key, value):
+            raise RuntimeError("UNAVAILABLE: no coordinator")
+        blocking_key_value_get = key_value_set
+
+    for number in range(2):
+        with pytest.raises(penstock.errors.Unavailable, match="client: UNAVAILABLE"):
+            rendezvous._of_jax(Client(), number, 2, "train").gather(b"", range(2))
+
+
+def failing_open(monkeypatch, error, times):
+    """That each file is opened in vain so often."""
+    opened = {}
+
+    def fail(path, mode):
+        opened[path] = opened.get(path, 0) + 1
+        if mode == "rb" and opened[path] <= times:
+            raise OSError(error, os.strerror(error))
+        return open(path, mode)
+    monkeypatch.setattr(rendezvous, "open", fail, raising=False)
+    return opened
+
+
+def test_files_that_another_host_replaces(launch, monkeypatch):
+    """On NFS."""
+    failing_open(monkeypatch, errno.ESTALE, 2)
+    assert launch.run() == [None] * 4
+
+
+def test_a_folder_that_cannot_be_read_is_named(launch, monkeypatch, tmp_path):
+    failing_open(monkeypatch, errno.EIO, 1 << 30)
+    for each in launch.run(ranks=[1, 0], wait_s=1):
+        assert type(each) is penstock.errors.Unavailable
+        assert f"{tmp_path}/penstock-" in str(each) and "Input/output error" in str(each)
+
+
+def test_many_ranks_open_few_files(monkeypatch, tmp_path):
+    opened = failing_open(monkeypatch, 0, 0)
+    folder = rendezvous.Folder(0, 1024, str(tmp_path), "many")
+    folder.until = time.monotonic() + 0.3
+    with pytest.raises(rendezvous.Missing):
+        folder.gather(b"", range(1024))
+    assert sum(opened.values()) < 1024
+    pauses = []
+    monkeypatch.setattr(time, "sleep", pauses.append)
+    folder._pause(time.monotonic() - 100)
+    assert pauses == [0.05 * 1024 / 32]
+
+
 def test_two_jobs_of_one_name_are_told(launch, tmp_path):
     """Of a folder: two first ranks."""
     results = launch.run(ranks=[0], wait_s=3)
-    assert "nothing came" in str(results[0])
-    folder = meetings.Folder(0, 2, str(tmp_path), "run")
+    assert "no answer from" in str(results[0])
+    folder = rendezvous.Folder(0, 2, str(tmp_path), "run")
     folder.until = time.monotonic() + 20
     errors = []
 
@@ -225,7 +286,7 @@ def test_two_jobs_of_one_name_are_told(launch, tmp_path):
     thread.start()
     while folder._here is None:
         time.sleep(0.001)
-    another = meetings.Folder(0, 2, str(tmp_path), "run")
+    another = rendezvous.Folder(0, 2, str(tmp_path), "run")
     another._name = folder._name  # the first of its process, too
     another._begin()
     thread.join()
@@ -261,7 +322,7 @@ def test_ranks_that_have_nothing_to_meet_by_warn_once(launch, monkeypatch):
 
 
 def test_one_host_meets_nobody(broker, folders, monkeypatch):
-    monkeypatch.setattr(meetings, "find", lambda *_: pytest.fail("a meeting"))
+    monkeypatch.setattr(rendezvous, "find", lambda *_: pytest.fail("a rendezvous"))
     monkeypatch.setenv("PENSTOCK_AGREE", "file:/nowhere")
     for rank in range(2):
         penstock.attach(dataset(folders[0]), rank, 2, local_world_size=2, job="alone",
@@ -295,7 +356,7 @@ def test_the_fingerprint(broker, folders):
 # ---- what others say is not trusted
 
 class Lying:
-    """The other process of a meeting, which says anything."""
+    """The other process of a rendezvous, which says anything."""
 
     def __init__(self, *values):
         self.values, self.kept = list(values), {}
@@ -321,12 +382,12 @@ def hello(**value):
     [hello(host="\x1b[31m" * 100)], [hello(error={"a": "\x1b"})],
     [hello(moved=True, old=[])], [hello(digest=["x"] * 1000)],
 ])
-def test_a_process_that_lies_ends_the_meeting_with_an_error(broker, folders, values):
+def test_a_process_that_lies_ends_the_rendezvous_with_an_error(broker, folders, values):
     with penstock.attach(dataset(folders[0]), socket=broker.socket, job="honest") as reader:
         lying = Lying(*values)
-        meeting = meetings.Stored(0, 2, "lie", lying.put, lying.take)
+        honest = rendezvous.Stored(0, 2, "lie", lying.put, lying.take)
         with pytest.raises(penstock.Error) as error:
-            agreement.compare(meeting, reader._core, "", 0.3)
+            agreement.compare(honest, reader._core, "", 0.3)
     text = str(error.value)
     assert len(text) < 4000 and text.isprintable(), text
     # Those who wait for process 0 hear it, too.
@@ -340,9 +401,37 @@ def test_a_process_that_lies_ends_the_meeting_with_an_error(broker, folders, val
 def test_a_first_process_that_lies(broker, folders, told):
     with penstock.attach(dataset(folders[0]), socket=broker.socket, job="honest") as reader:
         lying = Lying(*[told] * 100)
-        meeting = meetings.Stored(1, 2, "lie", lying.put, lying.take)
+        honest = rendezvous.Stored(1, 2, "lie", lying.put, lying.take)
         with pytest.raises(penstock.Error, match="process 0"):
-            agreement.compare(meeting, reader._core, "", 0.3)
+            agreement.compare(honest, reader._core, "", 0.3)
+
+
+@pytest.mark.parametrize("value", [[float("nan"), 0], [0, 1.5], [0, 1 << 63], [10 ** 400, 0]])
+def test_a_process_that_lies_about_rows(monkeypatch, value):
+    monkeypatch.setattr(rendezvous, "_SETTLE_S", 0)
+
+    class Core:
+        def first_free_row(self):
+            return 0, 8
+
+    lying = Lying(hello(free=value))
+    honest = rendezvous.Stored(0, 2, "lie", lying.put, lying.take)
+    with pytest.raises(penstock.errors.FailedPrecondition, match="rank 1 is of another") as error:
+        agreement.agree_on_weights(honest, Core(), [1.0], 0.3)
+    assert json.loads(lying.kept["lie/1/all"])["end"] == str(error.value)
+
+
+def test_whatever_ends_the_first_process_the_others_hear_it(broker, folders, monkeypatch):
+    def fail(hellos, ask):
+        raise ZeroDivisionError("what nobody has thought of")
+    monkeypatch.setattr(agreement, "_first_difference", fail)
+    with penstock.attach(dataset(folders[0]), socket=broker.socket, job="honest") as reader:
+        lying = Lying(hello())
+        honest = rendezvous.Stored(0, 2, "lie", lying.put, lying.take)
+        monkeypatch.setattr(rendezvous, "_SETTLE_S", 0)
+        with pytest.raises(ZeroDivisionError):
+            agreement.compare(honest, reader._core, "", 0.3)
+    assert "what nobody has thought of" in json.loads(lying.kept["lie/1/all"])["end"]
 
 
 # ---- weights
@@ -478,7 +567,13 @@ jax.distributed.initialize(f"localhost:{sys.argv[2]}", 2, rank)
 import penstock
 try:
     with penstock.attach(sys.argv[3], rank, 2, local_world_size=1, wait_s=30) as reader:
-        print(json.dumps([int(value) for batch in reader for value in batch["value"]]))
+        rows = [int(value) for batch in reader for value in batch["value"]]
+    for job in ("b", "c"):
+        penstock.attach(sys.argv[3], rank, 2, local_world_size=1, wait_s=30, job=job).close()
+    client = jax._src.distributed.global_state.client
+    kept = client.key_value_dir_get("penstock/") if rank else []
+    assert len(kept) <= 2, kept  # those of one rendezvous
+    print(json.dumps(rows))
 except penstock.Error as error:
     print(json.dumps(str(error)))
 """
@@ -554,6 +649,84 @@ def test_processes_of_mpirun_meet_by_themselves(tmp_path, brokers, folders):
     (folders[1] / "0000.npy").unlink()
     results = run("differ")
     assert "'0000.npy' is there on" in results[0] and len(set(results)) == 1
+
+
+class Sent:
+    """A request of MPI."""
+    done = False
+
+    def Test(self):
+        return self.done
+
+
+class Mpi:
+    """What is used of mpi4py, and a communicator of it, in one process."""
+    ANY_SOURCE, BYTE = -1, "byte"
+
+    class Request:
+        @staticmethod
+        def Testall(requests):
+            return all(each.Test() for each in requests)
+
+    class Status:
+        def Get_source(self):
+            return self.message[0]
+
+        def Get_count(self, _):
+            return len(self.message[3])
+
+    def __init__(self, rank, network):
+        self.rank, self.network = rank, network
+
+    def Get_rank(self):
+        return self.rank
+
+    def Get_size(self):
+        return 2
+
+    def Isend(self, value, dest, tag):
+        self.network.append((self.rank, dest, tag, value[0]))
+        return Sent()
+
+    def Iprobe(self, source, tag, status=None):
+        for each in self.network:
+            if each[0] in (source, 1 - self.rank) and each[1:3] == (self.rank, tag):
+                if status:
+                    status.message = each
+                return True
+        return False
+
+    def Recv(self, value, source, tag):
+        each = next(each for each in self.network if each[:3] == (source, self.rank, tag))
+        value[0][:] = each[3]
+        self.network.remove(each)
+
+
+def test_a_late_message_of_mpi_is_not_taken_for_the_next_ones(monkeypatch):
+    monkeypatch.setitem(sys.modules, "mpi4py.MPI", Mpi)
+    network = []
+    first, second = (Mpi(rank, network) for rank in range(2))
+    failed = rendezvous.Mpi(first)
+    with pytest.raises(rendezvous.Missing):
+        failed.gather(b"", range(2))
+    failed.broadcast(b"nobody hears it in time")
+    rendezvous.Mpi(second).post_and_leave(b"late")
+    one, other = rendezvous.Mpi(first), rendezvous.Mpi(second)
+    other.gather(b"in time", range(2))
+    assert one.gather(b"own", range(2)) == {0: b"own", 1: b"in time"}
+    one.broadcast(b"answer")
+    assert other.broadcast(b"") == b"answer"
+
+
+def test_mpi_reads_a_message_until_it_is_sent(monkeypatch):
+    monkeypatch.setitem(sys.modules, "mpi4py.MPI", Mpi)
+    network = []
+    rendezvous.Mpi(Mpi(0, network)).broadcast(b"not sent in time")
+    sent = [each for each, buffer in rendezvous._under_way if buffer is network[0][3]]
+    assert len(sent) == 1
+    sent[0].done = True
+    rendezvous.Mpi(Mpi(0, network)).broadcast(b"another")
+    assert not [each for each, buffer in rendezvous._under_way if buffer is network[0][3]]
 
 
 def test_the_ranks_of_horovod_meet(launch):

@@ -9,6 +9,7 @@ By hand, because Ray has 230 MB, and this takes a minute or two:
     build/python/venv/bin/python -m pytest tests/python/test_ray.py
 """
 
+import asyncio
 import json
 import time
 
@@ -100,6 +101,38 @@ def test_as_many_as_there_are_rows_to_make():
     assert set(numbers[20:150]) == {6}
     assert numbers[299] == 3 and numbers[-1] == 0
     assert sorted(numbers[150:], reverse=True) == numbers[150:]
+
+
+def test_a_broker_that_does_not_answer_stays():
+    from penstock.ray import _Host, _Pool, _Size
+    host = _Host({}, "/nowhere/penstock.sock", {"token": "", "certificates": None})
+    try:
+        assert host.look([]) is None
+    finally:
+        host._link._process.kill()
+
+    def told(error):
+        """Whether the node of an actor that says this is kept."""
+        class Asked:
+            actor = host
+
+            async def ask(self, *_):
+                raise error
+        pool = _Pool(_Size(0, 1), {}, {}, None, {})
+        pool._hosts["node"] = Asked()
+        assert asyncio.run(pool._tell("node", [])) == {"wanted": 0, "rows": {}}
+        return "node" in pool._hosts
+
+    assert told(ray.exceptions.RayTaskError("look", "", ValueError()))
+    assert told(ray.exceptions.ActorUnavailableError("for now", None))
+    assert not told(ray.exceptions.ActorDiedError())
+    assert not told(ray.exceptions.ActorUnschedulableError("no node"))
+
+
+def test_no_more_makers_than_a_link_takes():
+    import penstock.ray
+    with pytest.raises(penstock.errors.InvalidArgument, match="max=257: wanted 1 to 256"):
+        penstock.ray.makers(max=257)
 
 
 @ray.remote(num_cpus=0)

@@ -1,6 +1,6 @@
 """The ranks of several hosts compare what must be the same on all of them, once, when
 they attach. Brokers of several hosts do not talk to each other; the ranks do, by what
-they have (meetings.py).
+they have (rendezvous.py).
 
 Process 0 hears a digest of each process. Where these differ, it asks one process of each
 kind for more, until it knows the first difference, which all are told. What comes from
@@ -14,18 +14,19 @@ import json
 import os
 import re
 import socket as sockets
+import sys
 import time
 from typing import Any, Callable, Dict, Iterator, List, Mapping, Optional, Sequence, Tuple
 
 from penstock import _core, errors
-from penstock.meetings import VALUE_BYTES, Folder, Late, Meeting, parsed
+from penstock.rendezvous import VALUE_BYTES, Folder, Missing, Rendezvous, parsed
 
 _WAIT_S = 600.0  # the default of attach's wait_s
 _FILES_MOST = 64 ** 5  # the broker tells of 64 shares at once
 _KINDS_MOST = 16  # of fingerprints that are looked into
 
 
-def compare(meeting: Meeting, core: _core.Reader, broker: str, wait_s: float) -> None:
+def compare(rendezvous: Rendezvous, core: _core.Reader, broker: str, wait_s: float) -> None:
     """All processes of the job call it. broker: its socket, "" where it is the host's.
 
     Raises:
@@ -41,27 +42,27 @@ def compare(meeting: Meeting, core: _core.Reader, broker: str, wait_s: float) ->
                        old=moved or bool(core.replaces))
     except errors.Error as error:  # a broker of another version
         value = _hello(error=str(error))
-    if core.replaces and isinstance(meeting, Folder):
+    if core.replaces and isinstance(rendezvous, Folder):
         # One that was started in a dead one's place: its host has been compared, and
         # nobody meets it, unless all wait for it.
-        if meeting.number:
-            meeting.hand_in(value)
+        if rendezvous.number:
+            rendezvous.post_and_leave(value)
         return
-    _meet(meeting, value, wait_s, _first_difference,
+    _meet(rendezvous, value, wait_s, _first_difference,
           lambda part: core.fingerprint(part).encode())
 
 
-def excuse(meeting: Meeting, error: Exception) -> None:
+def excuse(rendezvous: Rendezvous, error: Exception) -> None:
     """This process could not attach: the others need not wait for it."""
-    text = f"rank {meeting.number} on {sockets.gethostname()} could not attach: {error}"
+    text = f"rank {rendezvous.number} on {sockets.gethostname()} could not attach: {error}"
     try:
-        meeting.hand_in(_hello(error=str(error)) if meeting.number else
+        rendezvous.post_and_leave(_hello(error=str(error)) if rendezvous.number else
                         json.dumps({"end": text[:4000]}).encode())
     except Exception:  # the error of the attach counts
         pass
 
 
-def agree_on_weights(meeting: Meeting, core: _core.Reader,
+def agree_on_weights(rendezvous: Rendezvous, core: _core.Reader,
                      weights: Optional[List[float]], wait_s: float) -> Tuple[int, int]:
     """All processes of the job call it, and none takes a batch meanwhile: the row that
     is free on all hosts stays so. Returns the epoch and the row.
@@ -71,7 +72,7 @@ def agree_on_weights(meeting: Meeting, core: _core.Reader,
         value = _hello(weights=weights, free=core.first_free_row())
     except errors.Error as error:
         value = _hello(error=str(error))
-    chosen = parsed(_meet(meeting, value, wait_s, _choose_row, None))
+    chosen = parsed(_meet(rendezvous, value, wait_s, _choose_row, None))
     if not (isinstance(chosen, list) and len(chosen) == 3):
         raise errors.FailedPrecondition("weights: process 0 is of another version")
     weights, epoch, row = chosen
@@ -81,7 +82,7 @@ def agree_on_weights(meeting: Meeting, core: _core.Reader,
     except errors.Error as error:
         value = _hello(error=f"{error}. Where others have changed the weights, begin all ranks at "
                              "a state")
-    _meet(meeting, value, wait_s, lambda told, ask: "", None)
+    _meet(rendezvous, value, wait_s, lambda told, ask: "", None)
     return epoch, row
 
 
@@ -100,20 +101,20 @@ def _hello(**value: Any) -> bytes:
     return json.dumps(value).encode()
 
 
-def _meet(meeting: Meeting, value: bytes, wait_s: float, decide: Callable[[Told, Ask], str],
+def _meet(rendezvous: Rendezvous, value: bytes, wait_s: float, decide: Callable[[Told, Ask], str],
           answer: Optional[Callable[[str], bytes]]) -> bytes:
     """What process 0 decides by the values of all. decide: of process 0; it may ask some
     for more, which answer gives."""
-    begin = time.monotonic()
-    meeting.until = begin + (wait_s or _WAIT_S)
+    wait_s = wait_s or _WAIT_S
+    rendezvous.until = time.monotonic() + wait_s
     # Process 0 tells the others who has not come; they wait a little longer.
-    if meeting.number:
-        meeting.until += min(10.0, 1 + (wait_s or _WAIT_S) / 10)
+    if rendezvous.number:
+        rendezvous.until += min(10.0, 1 + wait_s / 10)
 
     def ask(what: str, of: Sequence[int]) -> Dict[int, Any]:
-        meeting.tell(json.dumps({"ask": what, "of": list(of)}).encode())
-        return {each: parsed(told) for each, told in
-                meeting.gather(answered(what) if 0 in of else b"", of).items()}
+        own = answered(what) if 0 in of else b""
+        rendezvous.broadcast(json.dumps({"ask": what, "of": list(of)}).encode())
+        return {each: parsed(told) for each, told in rendezvous.gather(own, of).items()}
 
     def answered(what: str) -> bytes:
         try:
@@ -121,57 +122,67 @@ def _meet(meeting: Meeting, value: bytes, wait_s: float, decide: Callable[[Told,
         except (errors.Error, ValueError) as error:  # ValueError: a name with a NUL
             return json.dumps({"error": str(error)[:2000]}).encode()
 
-    everybody = range(meeting.size)
-    if meeting.number:
+    everybody = range(rendezvous.size)
+    if rendezvous.number:
         try:
-            meeting.gather(value, everybody)
+            rendezvous.gather(value, everybody)
             for _ in range(32):
-                told = meeting.tell(b"")
+                told = rendezvous.broadcast(b"")
                 step = parsed(told)
                 if not isinstance(step, dict) or not ({"end", "ask"} & set(step)):
                     break
                 if "end" in step:
                     if step["end"]:
-                        meeting.settle()
-                        raise _error_of(str(step["end"]))
+                        rendezvous.settle()
+                        raise _error_of(str(step["end"]), step.get("late") is True)
                     return json.dumps(step.get("result")).encode()
                 of = step.get("of")
                 of = of if isinstance(of, list) else []
-                meeting.gather(answered(str(step["ask"])) if meeting.number in of else b"", of)
+                asked = rendezvous.number in of
+                rendezvous.gather(answered(str(step["ask"])) if asked else b"", of)
             raise errors.FailedPrecondition("the ranks compare their hosts, and process 0 is of "
                                             "another version")
-        except Late:
+        except Missing:
             raise errors.DeadlineExceeded(
-                f"this rank's host compares itself with the others, and process 0 has not "
-                f"answered for {time.monotonic() - begin:.0f} s (wait_s): it has not come "
-                "to this attach, or has died") from None
-    text, result = "", None
+                f"rank 0 did not answer within {wait_s:.0f} s (wait_s) while the hosts were "
+                "being compared: it has not attached, or has died") from None
+    text, late, result = "", False, None
+
+    def end() -> None:
+        rendezvous.until = max(rendezvous.until, time.monotonic() + 5)
+        rendezvous.broadcast(json.dumps({"end": text, "late": late, "result": result}).encode())
+        if text:
+            rendezvous.settle()
+
     try:
-        told_all = meeting.gather(value, everybody)
+        told_all = rendezvous.gather(value, everybody)
         hellos = {each: _checked(each, told) for each, told in told_all.items()}
         for each, hello in hellos.items():
             if hello.get("error"):
                 raise _Disagree(f"rank {each} on {hello['host']}: {hello['error']}")
         result = decide(hellos, ask)
-    except Late as late:
-        text = (f"{_LATE} {ranks_text(late.missing)} within {wait_s or _WAIT_S:.0f} s "
-                "(wait_s): they have not come to this attach, or have died; each rank of "
-                "the job has to attach to the same dataset, in the same order")
+    except Missing as error:
+        late = True
+        text = (f"while comparing hosts, no answer from {ranks_text(error.missing)} within "
+                f"{wait_s:.0f} s (wait_s): they have not come to this attach, or have died; each "
+                "rank of the job has to attach to the same dataset, in the same order")
     except _Disagree as difference:
         text = str(difference)
-    meeting.until = max(meeting.until, time.monotonic() + 5)
-    meeting.tell(json.dumps({"end": text, "result": result}).encode())
+    except Exception as error:
+        text = f"rank 0 on {sockets.gethostname()} could not compare hosts: {error}"[:4000]
+        try:
+            end()
+        except Exception:  # the first one counts
+            pass
+        raise
+    end()
     if text:
-        meeting.settle()
-        raise _error_of(text)
+        raise _error_of(text, late)
     return json.dumps(result).encode()
 
 
-_LATE = "the ranks of all hosts compare what they have, and nothing came of"
-
-
-def _error_of(text: str) -> errors.Error:
-    return (errors.DeadlineExceeded if text.startswith(_LATE) else errors.FailedPrecondition)(text)
+def _error_of(text: str, late: bool) -> errors.Error:
+    return (errors.DeadlineExceeded if late else errors.FailedPrecondition)(text)
 
 
 def _first_difference(hellos: Told, ask: Ask) -> str:
@@ -300,14 +311,15 @@ def _choose_row(hellos: Told, ask: Ask) -> Any:
     proposed: Dict[str, int] = {}
     free = []
     for each, hello in hellos.items():
-        weights, row = hello.get("weights"), hello.get("free")
+        weights, row = hello.get("weights"), hello.get("free", [])
         if weights is not None and not _numbers(weights):
             raise _Disagree(f"weights: rank {each} proposes what are no weights")
-        if row is None or not _numbers(row) or len(row) != 2:
+        if not (_numbers(row) and len(row) == 2
+                and all(isinstance(i, int) and 0 <= i < 1 << 63 for i in row)):
             raise _Disagree(f"weights: rank {each} is of another version")
         if weights is not None:
             proposed.setdefault(json.dumps(weights), each)
-        free.append((int(row[0]), int(row[1])))
+        free.append(row)
     if len(proposed) != 1:
         raise _Disagree("weights: " + (
             "no rank proposes any: one at least gives them" if not proposed else
@@ -356,7 +368,8 @@ def _files(told: Any) -> Tuple[int, List[Any]]:
 
 def _numbers(value: Any) -> bool:
     return isinstance(value, list) and len(value) <= 65_536 and all(
-        isinstance(each, (int, float)) and not isinstance(each, bool) for each in value)
+        isinstance(each, (int, float)) and not isinstance(each, bool)
+        and abs(each) <= sys.float_info.max for each in value)  # not NaN
 
 
 def _printable(text: str) -> str:

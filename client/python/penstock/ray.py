@@ -36,6 +36,7 @@ from penstock.private_broker import _COMMAND, Broker
 from penstock.reader import index, seconds, text
 
 _KEPT: Dict[str, Any] = {"max_restarts": -1, "max_task_retries": -1}
+_MAKERS_MOST = 256  # of a link
 _ANSWER_S = 2.0  # for an actor, which may be starting
 _LOOKS_TO_GROW, _LOOKS_TO_SHRINK = 2, 12
 _BUSY = 0.7  # makers that have so much to do are not too many
@@ -57,9 +58,9 @@ class Makers:
         return os.environ["PENSTOCK_SOCKET"]
 
     def status(self) -> Dict[str, Any]:
-        """At the last look: ``number`` of makers that there should be, ``addresses`` of
-        those that there are, ``rows_wanted``, for which they are too few, ``rows_per_s``
-        that they make, ``nodes`` that have joined."""
+        """At the last look: ``target``: makers wanted; ``addresses``: makers running;
+        ``rows_wanted``: rows beyond what they can make; ``rows_per_s`` that they make;
+        ``nodes`` that have joined."""
         return dict(ray.get(self._pool.status.remote()))
 
     def stop(self) -> None:
@@ -81,7 +82,7 @@ def makers(*, min: int = 1, max: int = 8, cpus_per_maker: int = 4,
     """Starts makers, which end with this program, ``stop`` or the ``with`` block.
 
     Args:
-      min, max: how many. With a min of 0 the first one starts when rows are wanted.
+      min, max: how many, 256 at most. With a min of 0 the first one starts when rows are wanted.
       cpus_per_maker: processors of each, best all of a node; Ray counts them.
       placement: further options of the actors, such as resources={"makers": 1}. None:
         Ray's own choice, nodes without GPUs first.
@@ -99,7 +100,7 @@ def makers(*, min: int = 1, max: int = 8, cpus_per_maker: int = 4,
     Raises:
       InvalidArgument: an argument.
     """
-    if index("max", max, 1) < index("min", min, 0):
+    if index("max", max, 1, _MAKERS_MOST) < index("min", min, 0):
         raise InvalidArgument(f"max: {max} is less than min, {min}")
     actor = {**(placement or {}), **_KEPT,
              "num_cpus": index("cpus_per_maker", cpus_per_maker, 1)}
@@ -197,7 +198,7 @@ class _Pool:
         self._rows, before, self._looked = rows, self._looked, time.monotonic()
         rate, wanted = made / (self._looked - before), sum(each["wanted"] for each in told)
         self._size.look(len(addresses), wanted, rate)
-        self._status = {"number": self._size.number, "addresses": addresses,
+        self._status = {"target": self._size.number, "addresses": addresses,
                         "rows_wanted": wanted, "rows_per_s": rate, "nodes": list(self._hosts)}
 
     async def _find(self, maker: _Asked) -> None:
@@ -211,8 +212,10 @@ class _Pool:
         told = None
         try:
             told = await self._hosts[node].ask(self._hosts[node].actor.look, addresses)
-        except ray.exceptions.RayError:  # a node that is gone does not come back by this name
-            del self._hosts[node]
+        except (ray.exceptions.ActorDiedError, ray.exceptions.ActorUnschedulableError):
+            del self._hosts[node]  # a node that is gone does not come back by this name
+        except ray.exceptions.RayError as error:  # its broker lives as long as its actor does
+            print(f"penstock: node {node} does not answer: {error}", file=sys.stderr)
         told = told or {"wanted": 0, "rows": {}}
         return {**told, "rows": {(node, key): count for key, count in told["rows"].items()}}
 
@@ -274,14 +277,18 @@ class _Host:
     def path(self) -> str:
         return self._path
 
-    def look(self, addresses: Sequence[str]) -> Dict[str, Any]:
-        """The rows that the jobs here want, and those that each maker has made."""
+    def look(self, addresses: Sequence[str]) -> Optional[Dict[str, Any]]:
+        """The rows that the jobs here want, and those that each maker has made. None: the
+        broker does not say; it may be starting again."""
         remote = self._link.name(addresses)
         if not self._link.runs():
             self._link.start("use", "--socket", self._path, "--remote", remote)
-        status = json.loads(subprocess.run(
-            [_COMMAND, "status", "--json", "--socket", self._path], check=True,
-            stdout=subprocess.PIPE, timeout=30).stdout)
+        try:
+            status = json.loads(subprocess.run(
+                [_COMMAND, "status", "--json", "--socket", self._path], check=True,
+                stdout=subprocess.PIPE, timeout=30).stdout)
+        except subprocess.SubprocessError:
+            return None
         return {"wanted": sum(job["remote_rows"]["rows_wanted"] for job in status["jobs"]
                               if "remote_rows" in job),
                 "rows": {maker["maker"]: maker["rows"] for maker in status.get("makers", ())}}

@@ -17,7 +17,7 @@ from typing import (Any, Callable, Dict, Iterator, List, Mapping, Optional, Sequ
 
 import numpy as np
 
-from penstock import _core, agreement, errors, meetings
+from penstock import _core, agreement, errors, rendezvous
 from penstock.batch import Batch, Features, Holds, TensorSpec
 from penstock.dataset import Dataset
 from penstock.spec_values import Path
@@ -385,10 +385,10 @@ class _Hosts:
     def compare(self, core: _core.Reader) -> None:
         if not core.several_hosts:
             return
-        meeting = self._meeting(core)
-        if meeting is not None:
+        others = self._rendezvous(core)
+        if others is not None:
             agreement.compare(
-                meeting, core, os.fsdecode(self._options["socket"] or "")
+                others, core, os.fsdecode(self._options["socket"] or "")
                 or os.environ.get("PENSTOCK_SOCKET", ""), self._wait_s)
         elif self.agree is None and not os.environ.get("PENSTOCK_AGREE") and (
                 core.rank == core.replica == 0):
@@ -412,26 +412,26 @@ class _Hosts:
         if processes == local or isinstance(error, errors.AlreadyExists):
             return
         try:
-            meeting = meetings.find(self.agree, this, processes, self._name(), self._job())
+            others = rendezvous.find(self.agree, this, processes, self._name(), self._job())
         except (errors.Error, TypeError):
             return
-        if meeting is not None:
-            agreement.excuse(meeting, error)
+        if others is not None:
+            agreement.excuse(others, error)
 
     def change_weights(self, core: _core.Reader, weights: Any) -> Tuple[int, int]:
-        meeting = self._meeting(core)
-        if meeting is None:
+        others = self._rendezvous(core)
+        if others is None:
             raise errors.FailedPrecondition(
                 f"job {core.job!r} has ranks on other hosts, with which this one has nothing to "
                 "agree by: attach with `agree`, or name an epoch and a row that lie ahead, the "
                 "same on each host")
         return agreement.agree_on_weights(
-            meeting, core, None if weights is None else _weights(weights), self._wait_s)
+            others, core, None if weights is None else _weights(weights), self._wait_s)
 
-    def _meeting(self, core: _core.Reader) -> Optional[meetings.Meeting]:
+    def _rendezvous(self, core: _core.Reader) -> Optional[rendezvous.Rendezvous]:
         number, size = self.place or (core.rank * core.replicas + core.replica,
                                       core.world_size * core.replicas)
-        return meetings.find(self.agree, number, size, self._name(), self._job())
+        return rendezvous.find(self.agree, number, size, self._name(), self._job())
 
     def _name(self) -> str:
         return agreement.name_of(self._options)

@@ -1,8 +1,10 @@
-"""By what the ranks of several hosts meet: torch.distributed's store, Horovod, JAX's
-distributed client, MPI, or a folder that all hosts share."""
+"""Rendezvous of ranks on several hosts: over torch.distributed's store, Horovod, JAX, MPI
+or a shared folder."""
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import json
 import os
 import re
@@ -12,18 +14,16 @@ import socket as sockets
 import sys
 import time
 import urllib.parse
-from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple, Union
+from typing import Any, Callable, Dict, Iterator, List, Optional, Sequence, Tuple, Union
 
 from penstock import errors
 
 VALUE_BYTES = 64 * 1024  # of one process
 _SETTLE_S = 3.0
-_MPI_TAG = 21_733
-
-Kept = Dict[int, bytes]
+_MPI_TAG, _MPI_TAGS = 21_733, 10_000  # below 32,767, the least that MPI has to take
 
 
-class Late(Exception):
+class Missing(Exception):
     """Processes that have not come in time."""
 
     def __init__(self, missing: Sequence[int]):
@@ -31,24 +31,24 @@ class Late(Exception):
         self.missing = list(missing)
 
 
-class Meeting:
+class Rendezvous:
     """``size`` processes, of which process 0 hears all and speaks to all. ``gather`` and
-    ``tell`` follow one another, in all of them. Late: not by ``until``."""
+    ``broadcast`` follow one another, in all of them. Missing: not by ``until``."""
 
     until = 0.0
 
     def __init__(self, number: int, size: int):
         self.number, self.size = number, size
 
-    def gather(self, value: bytes, of: Sequence[int]) -> Kept:
+    def gather(self, value: bytes, of: Sequence[int]) -> Dict[int, bytes]:
         """Process 0 gets the values of these processes; the others get none."""
         raise NotImplementedError
 
-    def tell(self, value: bytes) -> bytes:
+    def broadcast(self, value: bytes) -> bytes:
         """All get process 0's."""
         raise NotImplementedError
 
-    def hand_in(self, value: bytes) -> None:
+    def post_and_leave(self, value: bytes) -> None:
         """Gives the first gather's value, or process 0's answer, and comes no more."""
 
     def settle(self) -> None:
@@ -56,21 +56,27 @@ class Meeting:
         those who have not heard it."""
 
     def _pause(self, since: float) -> None:
-        """Between two looks: short in the beginning."""
-        time.sleep(min(0.0005 + (time.monotonic() - since) / 20, 0.05))
+        """Between two looks: short in the beginning; longer with many ranks, whose storage it is."""
+        time.sleep(min(0.0005 + (time.monotonic() - since) / 20, 0.05 * max(1, self.size / 32)))
 
 
-class Stored(Meeting):
+class Stored(Rendezvous):
     """Over a store of keys and values."""
 
     def __init__(self, number: int, size: int, name: str, put: Callable[[str, bytes], None],
-                 take: Callable[[Sequence[str], float], List[Optional[bytes]]]):
-        """take: waits for the keys for so many seconds at most; None: there is none."""
+                 take: Callable[[Sequence[str], float], List[Optional[bytes]]],
+                 delete: Callable[[str], None] = lambda key: None,
+                 keys: Optional[List[str]] = None):
+        """take: waits for the keys for so many seconds at most; None: there is none. keys:
+        those that this process put in earlier ones of this name."""
         super().__init__(number, size)
-        self._name, self._put, self._take = name, put, take
+        self._name, self._take, self._delete = name, take, delete
+        self._keys = [] if keys is None else keys
+        self._former = len(self._keys)
+        self._put_value = put
         self._round = 0
 
-    def gather(self, value: bytes, of: Sequence[int]) -> Kept:
+    def gather(self, value: bytes, of: Sequence[int]) -> Dict[int, bytes]:
         self._round += 1
         if self.number:
             if self.number in of:
@@ -79,29 +85,47 @@ class Stored(Meeting):
         others = [each for each in of if each]
         told = {0: value} if 0 in of else {}
         told.update(zip(others, self._wait([self._key(each) for each in others], others)))
+        if len(of) == self.size:
+            self._tidy()
         return told
 
-    def tell(self, value: bytes) -> bytes:
+    def broadcast(self, value: bytes) -> bytes:
         key = self._key("all")
         if self.number:
-            return self._wait([key], [0])[0]
-        self._put(key, value)
+            value = self._wait([key], [0])[0]
+            self._tidy()
+        else:
+            self._put(key, value)
         return value
 
-    def hand_in(self, value: bytes) -> None:
+    def post_and_leave(self, value: bytes) -> None:
         if self.number:
             self.gather(value, [self.number])
         else:
             self._round = 1
-            self.tell(value)
+            self.broadcast(value)
             self.settle()
 
     def settle(self) -> None:
         self.until = time.monotonic() + _SETTLE_S
         try:
             self.gather(b"heard", range(self.size))
-        except (Late, errors.Unavailable):
+        except (Missing, errors.Unavailable):
             pass
+
+    def _put(self, key: str, value: bytes) -> None:
+        self._keys.append(key)
+        self._put_value(key, value)
+
+    def _tidy(self) -> None:
+        """Those who read what this process put in earlier ones have left them."""
+        former, self._former = self._keys[:self._former], 0
+        del self._keys[:len(former)]
+        for key in former:
+            try:
+                self._delete(key)
+            except Exception:  # a store that cannot; one that is gone says so when it is needed
+                return
 
     def _key(self, of: Union[int, str]) -> str:
         return f"{self._name}/{self._round}/{of}"
@@ -115,11 +139,11 @@ class Stored(Meeting):
             if None not in found:
                 break
             if left <= 0:
-                raise Late([each for each, value in zip(of, found) if value is None])
+                raise Missing([each for each, value in zip(of, found) if value is None])
         return [value or b"" for value in found]
 
 
-class Folder(Meeting):
+class Folder(Rendezvous):
     """A folder on storage that all hosts share. What a former launch of this name left
     there is not taken for this one's: process 0 opens a new folder, the others follow
     it to the newest, and are answered by what they have written."""
@@ -131,13 +155,13 @@ class Folder(Meeting):
                                   f"{sockets.gethostname()}: wanted one that all hosts share")
         self._folder, self._run = folder, name
         self._name = ("penstock-" + urllib.parse.quote(name, safe="")[:150]
-                      + f"-{size}.{_count(folder, f'{name}-{size}-{number}')}")
+                      + f"-{size}.{_past(folder, f'{name}-{size}-{number}').count}")
         self._nonce = secrets.token_hex(4).encode()
         self._round = 0
         self._here: Optional[str] = None
         self._value: Optional[bytes] = None
 
-    def gather(self, value: bytes, of: Sequence[int]) -> Kept:
+    def gather(self, value: bytes, of: Sequence[int]) -> Dict[int, bytes]:
         self._round += 1
         self._value = value if self.number in of else None
         if self.number:
@@ -148,7 +172,7 @@ class Folder(Meeting):
         since = time.monotonic()
         self._heard: Dict[int, bytes] = {}
         while len(told) < len(of):
-            for each in of:
+            for each in self._written(of):
                 if each not in told:
                     found = self._read(f"{self._here}/{self._round}.{each}")
                     if found is not None:
@@ -161,16 +185,16 @@ class Folder(Meeting):
                     "meet there: give each job its own name (`job`, PENSTOCK_JOB, torchrun's "
                     "--rdzv-id)")
             if time.monotonic() > self.until:
-                raise Late([each for each in of if each not in told])
+                raise Missing([each for each in of if each not in told])
             self._pause(since)
-        if self._round == 1:  # all have left the meeting before
+        if self._round == 1:  # all have left the one before
             for former in _leftovers.pop((self._folder, self._run), []):
                 _remove(former)
             _leftovers[self._folder, self._run] = [
                 os.path.join(self._folder, each) for each in (self._name, self._here)]
         return told
 
-    def tell(self, value: bytes) -> bytes:
+    def broadcast(self, value: bytes) -> bytes:
         if not self.number:
             heard = {str(each): nonce.decode("latin-1") for each, nonce in self._heard.items()}
             self._write(f"{self._here}/{self._round}.all",
@@ -193,23 +217,23 @@ class Folder(Meeting):
                             mine.get(str(self.number)) == self._nonce.decode()):
                         return told
             if time.monotonic() > self.until:
-                raise Late([0])
+                raise Missing([0])
             self._pause(since)
 
-    def hand_in(self, value: bytes) -> None:
+    def post_and_leave(self, value: bytes) -> None:
         if not self.number:  # only those who have come hear it
             self.until = time.monotonic() + 2
             try:
                 self.gather(b"", range(self.size))
-            except Late:
+            except Missing:
                 pass
-            self.tell(value)
+            self.broadcast(value)
             return
         self._round, self._value = 1, value
         self.until = time.monotonic() + 3  # for process 0 to come
         try:
-            self.tell(b"")
-        except Late:
+            self.broadcast(b"")
+        except Missing:
             pass
 
     def _answer(self) -> None:
@@ -229,7 +253,8 @@ class Folder(Meeting):
     def _begin(self) -> str:
         former = (self._read(self._name) or b"").decode("latin-1")
         here = f"{self._name}.{secrets.token_hex(8)}"
-        os.mkdir(os.path.join(self._folder, here))
+        with _storage(os.path.join(self._folder, here)):
+            os.mkdir(os.path.join(self._folder, here))
         self._heard = {}
         self._write(self._name, here.encode())
         if self._is_place(former):
@@ -239,19 +264,43 @@ class Folder(Meeting):
     def _write(self, name: str, value: bytes) -> None:
         path = os.path.join(self._folder, name)
         partial = f"{path}.{os.getpid()}-{self._nonce.decode()}"
-        with open(partial, "wb") as file:
-            file.write(value)
-        os.replace(partial, path)
+        with _storage(path):
+            with open(partial, "wb") as file:
+                file.write(value)
+            os.replace(partial, path)
 
     def _read(self, name: str, more: int = 0) -> Optional[bytes]:
+        path = os.path.join(self._folder, name)
         try:
-            with open(os.path.join(self._folder, name), "rb") as file:
+            with _storage(path), open(path, "rb") as file:
                 return file.read(VALUE_BYTES + 8 + more)
-        except (FileNotFoundError, NotADirectoryError):
+        except FileNotFoundError:
             return None
 
+    def _written(self, of: Sequence[int]) -> List[int]:
+        """Those whose files of this round are there: one listing costs a storage less than
+        an open of each."""
+        path = os.path.join(self._folder, self._here or "")
+        try:
+            with _storage(path), os.scandir(path) as entries:
+                names = {entry.name for entry in entries}
+        except FileNotFoundError:
+            return []
+        return [each for each in of if f"{self._round}.{each}" in names]
 
-# What the last meeting in a folder has left there, by its name.
+
+@contextlib.contextmanager
+def _storage(path: str) -> Iterator[None]:
+    """FileNotFoundError: it is not there, or another host has replaced it meanwhile."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno in (errno.ENOENT, errno.ENOTDIR, errno.ESTALE):
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path) from None
+        raise errors.Unavailable(f"agree='file:': {path}: {error.strerror}") from None
+
+
+# What the last rendezvous in a folder has left there, by its name.
 _leftovers: Dict[Tuple[str, str], List[str]] = {}
 
 
@@ -263,16 +312,17 @@ def _remove(path: str) -> None:
         pass  # it was a folder
 
 
-class Mpi(Meeting):
-    """A communicator of mpi4py."""
+class Mpi(Rendezvous):
+    """A communicator of mpi4py. Each rendezvous has a tag, by which a late message of an
+    earlier one is not taken for this one's."""
 
     def __init__(self, comm: Any):
         super().__init__(comm.Get_rank(), comm.Get_size())
-        self._comm = comm
+        self._comm, self._tag = comm, _MPI_TAG + _past(comm, "").count % _MPI_TAGS
         self._mpi = sys.modules["mpi4py.MPI"]
         self._sent: List[Any] = []
 
-    def gather(self, value: bytes, of: Sequence[int]) -> Kept:
+    def gather(self, value: bytes, of: Sequence[int]) -> Dict[int, bytes]:
         if self.number:
             if self.number in of:
                 self._send(value, 0)
@@ -284,45 +334,50 @@ class Mpi(Meeting):
             told[source] = heard
         return told
 
-    def tell(self, value: bytes) -> bytes:
+    def broadcast(self, value: bytes) -> bytes:
         if self.number:
             value = self._receive(0, [0])[1]
         else:
             for each in range(1, self.size):
                 self._send(value, each)
         since = time.monotonic()
-        while not self._mpi.Request.Testall([request for request, _ in self._sent]):
+        while not self._mpi.Request.Testall(self._sent):
             if time.monotonic() > self.until:
                 break  # those who have not come will not hear it
             self._pause(since)
         self._sent = []
         return value
 
-    def hand_in(self, value: bytes) -> None:
+    def post_and_leave(self, value: bytes) -> None:
         if self.number:
             self._send(value, 0)
         else:
             self.until = time.monotonic() + 1
-            self.tell(value)
+            self.broadcast(value)
 
     def _send(self, value: bytes, to: int) -> None:
-        kept = bytearray(value)  # until it is sent
-        request = self._comm.Isend([kept, self._mpi.BYTE], dest=to, tag=_MPI_TAG)
-        self._sent.append((request, kept))
+        buffer = bytearray(value)
+        self._sent.append(self._comm.Isend([buffer, self._mpi.BYTE], dest=to, tag=self._tag))
+        _under_way[:] = [each for each in _under_way if not each[0].Test()]
+        _under_way.append((self._sent[-1], buffer))
 
     def _receive(self, source: int, missing: Sequence[int]) -> Tuple[int, bytes]:
         status = self._mpi.Status()
         since = time.monotonic()
-        while not self._comm.Iprobe(source=source, tag=_MPI_TAG, status=status):
+        while not self._comm.Iprobe(source=source, tag=self._tag, status=status):
             if time.monotonic() > self.until:
-                raise Late(missing)
+                raise Missing(missing)
             self._pause(since)
         value = bytearray(status.Get_count(self._mpi.BYTE))
-        self._comm.Recv([value, self._mpi.BYTE], source=status.Get_source(), tag=_MPI_TAG)
+        self._comm.Recv([value, self._mpi.BYTE], source=status.Get_source(), tag=self._tag)
         return status.Get_source(), bytes(value)
 
 
-class Horovod(Meeting):
+# Requests and what they send: MPI reads it until they are over, also afterwards.
+_under_way: List[Tuple[Any, bytearray]] = []
+
+
+class Horovod(Rendezvous):
     """A module of Horovod (``horovod.torch``, ``horovod.tensorflow``). It has no time
     limit: its own check for stalled ranks names those that do not come."""
 
@@ -330,24 +385,32 @@ class Horovod(Meeting):
         super().__init__(module.rank(), module.size())
         self._module = module
 
-    def gather(self, value: bytes, of: Sequence[int]) -> Kept:
+    def gather(self, value: bytes, of: Sequence[int]) -> Dict[int, bytes]:
         told = self._module.allgather_object(value if self.number in of else None)
         return {each: told[each] for each in of} if not self.number else {}
 
-    def tell(self, value: bytes) -> bytes:
+    def broadcast(self, value: bytes) -> bytes:
         told = self._module.broadcast_object(value, root_rank=0)
         return told if isinstance(told, bytes) else b""
 
 
 # ---- which one
 
-# The meetings of this process over each store or folder that it has, by name, so that the
-# n-th of one process meets the n-th of the others. The newest stores.
+class _Past:
+    """Those of one name that this process has had, so that its n-th meets the n-th of the
+    others; the keys that it has put in them."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.keys: List[str] = []
+
+
+# Over each store or folder, by name. The newest stores.
 _STORES_MOST = 64
-_counts: Dict[Union[int, str], Tuple[Any, Dict[str, int]]] = {}
+_pasts: Dict[Union[int, str], Tuple[Any, Dict[str, _Past]]] = {}
 
 
-def find(agree: Any, number: int, size: int, name: str, job: str) -> Optional[Meeting]:
+def find(agree: Any, number: int, size: int, name: str, job: str) -> Optional[Rendezvous]:
     """agree: as of ``penstock.attach``. None: there is nothing by which processes can
     meet, or they are not to.
 
@@ -385,15 +448,15 @@ def find(agree: Any, number: int, size: int, name: str, job: str) -> Optional[Me
         f"communicator of mpi4py or a module of Horovod, got {agree!r}")
 
 
-def _of_all(meeting: Meeting, size: int, what: str) -> Meeting:
-    if meeting.size != size:
+def _of_all(rendezvous: Rendezvous, size: int, what: str) -> Rendezvous:
+    if rendezvous.size != size:
         raise errors.InvalidArgument(
-            f"agree: the {what} has {meeting.size} processes, the job {size}: wanted one of "
+            f"agree: the {what} has {rendezvous.size} processes, the job {size}: wanted one of "
             "exactly those that attach")
-    return meeting
+    return rendezvous
 
 
-def _by_itself(number: int, size: int, name: str) -> Optional[Meeting]:
+def _by_itself(number: int, size: int, name: str) -> Optional[Rendezvous]:
     # Who has not imported them has not initialised them.
     distributed = sys.modules.get("torch.distributed")
     if distributed is not None and distributed.is_available() and distributed.is_initialized():
@@ -417,20 +480,25 @@ def _by_itself(number: int, size: int, name: str) -> Optional[Meeting]:
     return None
 
 
-def _name_in(store: Any, name: str, size: int) -> str:
-    return f"penstock/{urllib.parse.quote(name)}/{size}/{_count(store, f'{name}/{size}')}"
-
-
-def _count(store: Any, name: str) -> int:
+def _past(store: Any, name: str) -> _Past:
     key = store if isinstance(store, str) else id(store)
-    _, counts = _counts.setdefault(key, (store, {}))
-    while len(_counts) > _STORES_MOST:
-        del _counts[next(iter(_counts))]
-    counts[name] = count = counts.get(name, 0) + 1
-    return count
+    _, pasts = _pasts.setdefault(key, (store, {}))
+    while len(_pasts) > _STORES_MOST:
+        del _pasts[next(iter(_pasts))]
+    past = pasts.setdefault(name, _Past())
+    past.count += 1
+    return past
 
 
-def _of_torch(store: Any, number: int, size: int, name: str) -> Meeting:
+def _stored(store: Any, number: int, size: int, name: str, put: Callable[[str, bytes], None],
+            take: Callable[[Sequence[str], float], List[Optional[bytes]]],
+            delete: Callable[[str], None]) -> Rendezvous:
+    name = f"penstock/{urllib.parse.quote(name)}/{size}"
+    past = _past(store, name)
+    return Stored(number, size, f"{name}/{past.count}", put, take, delete, past.keys)
+
+
+def _of_torch(store: Any, number: int, size: int, name: str) -> Rendezvous:
     from datetime import timedelta
 
     def gone(error: RuntimeError) -> errors.Unavailable:
@@ -454,12 +522,18 @@ def _of_torch(store: Any, number: int, size: int, name: str) -> Meeting:
             return list(store.multi_get(list(keys)))
         return [store.get(key) for key in keys]
 
-    return Stored(number, size, _name_in(store, name, size), put, take)
+    return _stored(store, number, size, name, put, take, lambda key: store.delete_key(key))
 
 
-def _of_jax(client: Any, number: int, size: int, name: str) -> Meeting:
+def _of_jax(client: Any, number: int, size: int, name: str) -> Rendezvous:
+    def gone(error: Exception) -> errors.Unavailable:
+        return errors.Unavailable(f"jax.distributed's client: {_first_line(error)}")
+
     def put(key: str, value: bytes) -> None:
-        client.key_value_set(key, value.decode())
+        try:
+            client.key_value_set(key, value.decode())
+        except Exception as error:  # jaxlib's class of it has no public name
+            raise gone(error) from None
 
     def take(keys: Sequence[str], seconds: float) -> List[Optional[bytes]]:
         end = time.monotonic() + seconds
@@ -469,13 +543,13 @@ def _of_jax(client: Any, number: int, size: int, name: str) -> Meeting:
         wait_ms = max(int((end - time.monotonic()) * 1000), 1)
         try:
             return bytes(client.blocking_key_value_get(key, wait_ms).encode())
-        except Exception as error:  # jaxlib's class of it has no public name
+        except Exception as error:
             if "DEADLINE_EXCEEDED" not in str(error) and "NOT_FOUND" not in str(error):
-                raise errors.Unavailable("jax.distributed's client: "
-                                         f"{_first_line(error)}") from None
+                raise gone(error) from None
             return None
 
-    return Stored(number, size, _name_in(client, name, size), put, take)
+    return _stored(client, number, size, name, put, take,
+                   lambda key: client.key_value_delete(key))
 
 
 def _first_line(error: BaseException) -> str:
