@@ -384,15 +384,14 @@ StatusOr<JobTable::Entry*> JobTable::EntryFor(AttachRequest* asked) {
     return nullptr;
   }
   if (entry->state.stage() == State::kOpening) {
-    if (begins_there) return entry;
     // The launcher starts again where all ranks died while the job opened.
     if (begins_another &&
-        std::all_of(
-            entry->pending.begin(), entry->pending.end(),
-            [](const Pending& each) { return IsDead(each.request.pidfd); })) {
+        (entry->former != nullptr || !begins_there || !agrees()) &&
+        OpenersAreDead(*entry)) {
       GiveUpOpening(entry);
       return nullptr;
     }
+    if (begins_there) return entry;
     return FailedPreconditionError(
         "{} disagrees with the ranks of job '{}' that are attaching: they "
         "begin at another state",

@@ -340,8 +340,12 @@ class JobTable {
   // Forgets unanswered attaches of the requesting process. True: one of them
   // has a place in a broadcast, where request now continues.
   bool TakeUpUnanswered(Entry& entry, AttachRequest* request);
+  static bool AnyMayLive(const FormerJob& former);
   // No process from before the restart can come back, and none has come since.
   static bool FormerIsDeserted(const Entry& entry);
+  // All whose attach waits for the opening, and all of a former broker
+  // instance.
+  static bool OpenersAreDead(const Entry& entry);
   // Notes ranks that left unheard, perhaps even after this instance began.
   void HearFormer(Entry& entry);
   // Answers the attach, now or when possible.

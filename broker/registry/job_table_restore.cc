@@ -518,10 +518,20 @@ Status JobTable::EvictAway(const JobQuery& query, uint32_t rank,
   return status;
 }
 
+bool JobTable::AnyMayLive(const FormerJob& former) {
+  return std::any_of(former.ranks.begin(), former.ranks.end(),
+                     [](const auto& item) { return item.second.MayLive(); });
+}
+
 bool JobTable::FormerIsDeserted(const Entry& entry) {
-  return entry.state.stage() == State::kUnopened &&
-         std::none_of(entry.former->ranks.begin(), entry.former->ranks.end(),
-                      [&](const auto& item) { return item.second.MayLive(); });
+  return entry.state.stage() == State::kUnopened && !AnyMayLive(*entry.former);
+}
+
+bool JobTable::OpenersAreDead(const Entry& entry) {
+  return std::all_of(
+             entry.pending.begin(), entry.pending.end(),
+             [](const Pending& each) { return IsDead(each.request.pidfd); }) &&
+         (entry.former == nullptr || !AnyMayLive(*entry.former));
 }
 
 bool JobTable::FormerIsOver(const Entry& entry) const {

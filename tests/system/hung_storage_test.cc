@@ -253,9 +253,13 @@ TEST_F(HungStorageTest, RanksMeetAfterAnOpeningThatWasGivenUp) {
   EXPECT_EQ(rows + others, 10u);
 }
 
-// The launcher starts again at a checkpoint where the ranks died while the job
+// The launcher starts again, with a state, where the ranks died while the job
 // of a former broker instance opened.
-TEST_F(HungStorageTest, AStateEndsAnOpeningWhoseRanksAreDead) {
+class RestartTest : public HungStorageTest,
+                    public testing::WithParamInterface<const char*> {};
+
+TEST_P(RestartTest, AStateEndsAnOpeningWhoseRanksAreDead) {
+  const std::string former = GetParam();
   StartBroker(1);
   const std::string records = folder_ + "/records";
   const auto are_at = [this, &records](const std::string& file) {
@@ -267,7 +271,7 @@ TEST_F(HungStorageTest, AStateEndsAnOpeningWhoseRanksAreDead) {
       "dataset: records\nsource:\n  fixed_length_records: {files: " + records +
           ", features: {value: {dtype: int64, shape: []}}}\n"
           "batch: {size: 2}\n",
-      "restarted");
+      "before");
   std::string state;
   {
     Reader reader(options);
@@ -275,6 +279,10 @@ TEST_F(HungStorageTest, AStateEndsAnOpeningWhoseRanksAreDead) {
     ASSERT_EQ(reader.next(&batch), Reader::Result::kBatch);
     state = reader.state();
   }
+  options.job = "restarted";
+  options.state = former == "other state" ? "" : state;
+  options.world_size = former == "more ranks" ? 2 : 1;
+  options.local_world_size = options.world_size;
   RankProcess rank(options);
   rank.Attached();
   const RankProcess::Event first = rank.Next();
@@ -286,6 +294,7 @@ TEST_F(HungStorageTest, AStateEndsAnOpeningWhoseRanksAreDead) {
   while (storage_->hanging() == 0) std::this_thread::yield();
   rank.Kill();
   options.state = state;
+  options.world_size = options.local_world_size = 1;
   options.timeout_s = 0.2;
   int code = 0;
   ErrorOf(options, &code);
@@ -294,6 +303,9 @@ TEST_F(HungStorageTest, AStateEndsAnOpeningWhoseRanksAreDead) {
   options.timeout_s = 60;
   EXPECT_EQ(TakeAll(options), 123u);
 }
+INSTANTIATE_TEST_SUITE_P(Former, RestartTest,
+                         testing::Values("other state", "same state",
+                                         "more ranks"));
 
 // As in Docker, whose filter forbids io_uring: each read blocks its worker.
 TEST_F(HungStorageTest, PlainReadsThatHangHoldUpNoOtherJob) {
