@@ -30,7 +30,7 @@ RANGE_TIMEOUT_S = int(TIMEOUT) if re.fullmatch("[0-9]{1,6}", TIMEOUT) else 0
 REQUEST_TIMEOUT_S = RANGE_TIMEOUT_S / 4
 CONNECT_TIMEOUT_S = RANGE_TIMEOUT_S / 15  # a part of a try
 # As RANGE_TIMEOUT_S, of a store that has never answered: its address may be wrong.
-FIRST_TIMEOUT_S = RANGE_TIMEOUT_S / 4
+FIRST_TIMEOUT_S = max(RANGE_TIMEOUT_S / 4, min(RANGE_TIMEOUT_S, 5))
 TRIES_MIN = 3  # in that time
 # The same, where nobody is at its address.
 NOBODY_TIMEOUT_S = RANGE_TIMEOUT_S / 24
