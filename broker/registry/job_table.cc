@@ -829,13 +829,16 @@ PoolUse JobTable::RecentPoolUse() const {
 
 std::optional<double> JobTable::KeptFor(const Entry& entry) const {
   auto since = entry.deserted;
-  if (FormerIsDeserted(entry)) since = started_;
+  std::chrono::duration<double> kept = kDesertedJobKept;
+  if (FormerIsDeserted(entry)) {
+    since = started_;
+    kept = DesertedKept(entry);
+  }
   const Job* const job = entry.state.job().get();
   if (entry.state.over() || !since || (job != nullptr && job->failed())) {
     return std::nullopt;
   }
-  const std::chrono::duration<double> kept =
-      *since + kDesertedJobKept - std::chrono::steady_clock::now();
+  kept -= std::chrono::steady_clock::now() - *since;
   return std::max(kept.count(), 0.0);
 }
 

@@ -396,6 +396,8 @@ class JobTable {
   // Another page tells where the rank of a dead process continues.
   static bool Superseded(const Entry& entry, const Entry::Attachment& dead);
   void OpenFor(Entry* entry, uint64_t attach);
+  // How long it is kept while nobody can come back.
+  static std::chrono::duration<double> DesertedKept(const Entry& entry);
   bool FormerIsOver(const Entry& entry) const;
   // Ranks from before a restart that may live and have not reconnected, by the
   // numbers that people know.

@@ -534,9 +534,19 @@ bool JobTable::OpenersAreDead(const Entry& entry) {
          (entry.former == nullptr || !AnyMayLive(*entry.former));
 }
 
+std::chrono::duration<double> JobTable::DesertedKept(const Entry& entry) {
+  const std::chrono::duration<double> kept = kDesertedJobKept;
+  // As for the missing ranks of a job that is open.
+  const double wait_s = entry.options.wait_s;
+  return wait_s > 0 ? std::min(kept, std::chrono::duration<double>(wait_s))
+                    : kept;
+}
+
 bool JobTable::FormerIsOver(const Entry& entry) const {
   const auto age = std::chrono::steady_clock::now() - started_;
-  return age > kDesertedJobKept || (!entry.named && FormerIsDeserted(entry));
+  return age > kDesertedJobKept ||
+         ((!entry.named || age > DesertedKept(entry)) &&
+          FormerIsDeserted(entry));
 }
 
 }  // namespace penstock

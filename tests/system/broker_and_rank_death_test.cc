@@ -46,6 +46,26 @@ TEST(BothDieTest, ReplacementOfARankWhosePageNobodyKeptIsToldWhatHelps) {
   }
 }
 
+TEST(BothDieTest, TheJobIsKeptForItsWaitTimeAtMost) {
+  KeptBroker broker;
+  Options options = OptionsFor(
+      "dataset: numbers\nsource: {range: 400}\nbatch: {size: 4}", 0, 1,
+      broker.socket());
+  options.job = "waits";
+  options.wait_s = 0.5;
+  RankProcess rank(options);
+  rank.Attached();
+  ASSERT_EQ(rank.Next().what, RankProcess::What::kBatch);
+  rank.Kill();
+  broker.Kill();
+  const auto begin = std::chrono::steady_clock::now();
+  while (!broker.Ask({{"op", "status"}}).at("jobs").empty()) {
+    ASSERT_LT(std::chrono::steady_clock::now() - begin,
+              std::chrono::seconds(30));
+    std::this_thread::sleep_for(std::chrono::milliseconds(50));
+  }
+}
+
 // Its last page was kept, an earlier one with a batch that it held was not (a
 // full descriptor store). It must not begin at the first batch again.
 TEST(BothDieTest, ReplacementOfARankWithAPageLostIsRefused) {
