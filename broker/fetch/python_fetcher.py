@@ -34,6 +34,7 @@ Calls:
 import argparse
 import asyncio
 import configparser
+import contextlib
 import fcntl
 import hashlib
 import itertools
@@ -301,6 +302,10 @@ class Fetcher:
     async def open_alone(self, kind, url, version, *arguments, inode):
         def make():
             return kind(self.folder.path, url, *arguments, inode=inode)
+
+        def discard(copy):
+            self.folder.used -= copy.removed_bytes
+            copy.close()
         for copy in self.copies.get((url, version), ()):
             if inode in (None, copy.inode):
                 return copy
@@ -308,7 +313,7 @@ class Fetcher:
             try:
                 os.makedirs(self.folder.path, mode=0o700, exist_ok=True)  # removed meanwhile
                 # The places of many objects take seconds.
-                copy = await in_thread(make) if kind is FolderCopy else make()
+                copy = await in_thread(make, discard) if kind is FolderCopy else make()
                 break
             except OSError as error:
                 if error.errno not in FULL:
@@ -581,13 +586,14 @@ class Fetcher:
             self.folder.passing -= (end - begin) * BLOCK
 
 
-async def in_thread(make):
-    """What it makes, which is closed where nobody waits for it any more."""
+async def in_thread(make, discard):
+    """What it makes, which is discarded where nobody waits for it any more."""
     making = asyncio.ensure_future(asyncio.to_thread(make))
     try:
         return await asyncio.shield(making)
     except asyncio.CancelledError:
-        (await making).close()
+        with contextlib.suppress(Exception):
+            discard(await making)
         raise
 
 

@@ -829,15 +829,16 @@ PoolUse JobTable::RecentPoolUse() const {
 
 std::optional<double> JobTable::KeptFor(const Entry& entry) const {
   auto since = entry.deserted;
-  std::chrono::duration<double> kept = kDesertedJobKept;
-  if (FormerIsDeserted(entry)) {
-    since = started_;
-    kept = DesertedKept(entry);
+  const bool is_former = entry.state.stage() == State::kUnopened;
+  if (!since && FormerIsDeserted(entry)) {
+    since = std::chrono::steady_clock::now();
   }
   const Job* const job = entry.state.job().get();
   if (entry.state.over() || !since || (job != nullptr && job->failed())) {
     return std::nullopt;
   }
+  std::chrono::duration<double> kept =
+      is_former ? DesertedKept(entry) : kDesertedJobKept;
   kept -= std::chrono::steady_clock::now() - *since;
   return std::max(kept.count(), 0.0);
 }

@@ -280,7 +280,8 @@ class JobTable {
     // Set if its ranks reconnected and this broker instance knows nothing of
     // it, until all of them have come or their time is over.
     std::optional<std::chrono::steady_clock::time_point> forgotten;
-    // When it is open: the time since which nobody is attached.
+    // The time since which nobody is attached, or can come back from before a
+    // restart.
     std::optional<std::chrono::steady_clock::time_point> deserted;
 
     uint64_t number = 0;  // in the recovery journal; 0: not in it yet
@@ -398,7 +399,7 @@ class JobTable {
   void OpenFor(Entry* entry, uint64_t attach);
   // How long it is kept while nobody can come back.
   static std::chrono::duration<double> DesertedKept(const Entry& entry);
-  bool FormerIsOver(const Entry& entry) const;
+  bool FormerIsOver(Entry& entry) const;
   // Ranks from before a restart that may live and have not reconnected, by the
   // numbers that people know.
   static std::map<uint32_t, const RecordedRank*> Away(const Entry& entry);

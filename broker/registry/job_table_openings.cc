@@ -529,7 +529,10 @@ void JobTable::Opened(Entry* entry, StatusOr<std::shared_ptr<Job>> opened) {
   const bool restored = entry->former != nullptr;
   if (pending.empty()) {
     // Whoever had it opened is gone: it waits for the next.
-    if (restored && !entry->state.over()) return entry->state.Return();
+    if (restored && !entry->state.over()) {
+      entry->deserted.reset();
+      return entry->state.Return();
+    }
     if (opened.ok()) opened = CancelledError("nobody waits any more");
   }
   if (opened.ok()) {

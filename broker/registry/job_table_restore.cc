@@ -542,11 +542,12 @@ std::chrono::duration<double> JobTable::DesertedKept(const Entry& entry) {
                     : kept;
 }
 
-bool JobTable::FormerIsOver(const Entry& entry) const {
-  const auto age = std::chrono::steady_clock::now() - started_;
-  return age > kDesertedJobKept ||
-         ((!entry.named || age > DesertedKept(entry)) &&
-          FormerIsDeserted(entry));
+bool JobTable::FormerIsOver(Entry& entry) const {
+  const auto now = std::chrono::steady_clock::now();
+  if (now - started_ > kDesertedJobKept) return true;
+  if (!entry.deserted && FormerIsDeserted(entry)) entry.deserted = now;
+  return entry.deserted &&
+         (!entry.named || now - *entry.deserted > DesertedKept(entry));
 }
 
 }  // namespace penstock

@@ -3,6 +3,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <atomic>
 #include <map>
 #include <memory>
 #include <optional>
@@ -66,15 +67,15 @@ class AskedJob {
     // A spec that another host has checked still has to fit this broker.
     const Deadline deadline = std::chrono::steady_clock::now() +
                               std::chrono::seconds(static_cast<int>(kOpen_s));
-    PENSTOCK_ASSIGN_OR_RETURN(const Message index,
-                              Request(control_.get(),
-                                      {{"op", "index"},
-                                       {"spec", plain.dump()},
-                                       {"file", ""},
-                                       {"base", "/"}},
-                                      {}, deadline, [](const nlohmann::json&) {
-                                        return InterruptSignal() == 0;
-                                      }));
+    PENSTOCK_ASSIGN_OR_RETURN(
+        const Message index,
+        Request(control_.get(),
+                {{"op", "index"},
+                 {"spec", plain.dump()},
+                 {"file", ""},
+                 {"base", "/"}},
+                {}, deadline,
+                [this](const nlohmann::json&) { return !Cancelled(); }));
     PENSTOCK_RETURN_IF_ERROR(Compare(index.json, request));
     penstock_options attach = PENSTOCK_OPTIONS_INIT;
     const std::string text = spec.dump();
@@ -90,12 +91,17 @@ class AskedJob {
     attach.timeout_s = kOpen_s;
     attach.wait_s = kWait_s;
     attach.reconnect_s = -1;
-    attach.cancelled = [](void*) { return InterruptSignal() != 0 ? 1 : 0; };
+    attach.cancelled = [](void* job) {
+      return static_cast<AskedJob*>(job)->Cancelled() ? 1 : 0;
+    };
+    attach.cancelled_context = this;
     const int code = penstock_attach(&attach, &reader_);
     if (code == PENSTOCK_OK) return OkStatus();
     return Status(static_cast<StatusCode>(-code), penstock_error());
   }
 
+  // Nobody waits for Open any more.
+  void Cancel() { cancelled_.store(true); }
   const DatasetRequest& form() const { return form_; }
 
   // Throws HttpError.
@@ -196,6 +202,9 @@ class AskedJob {
         here.value("element_spec", nlohmann::json()).dump(), features.dump());
   }
 
+  bool Cancelled() const { return cancelled_.load() || InterruptSignal() != 0; }
+
+  std::atomic<bool> cancelled_{false};
   std::string name_;
   DatasetRequest form_;
   Fd control_;  // for asks
@@ -431,6 +440,7 @@ asio::awaitable<void> Server::Serve(
     said = error.what();
   }
   if (!said.empty()) Tell(peer, said);
+  for (const auto& dataset : datasets) dataset->job->Cancel();
   connection->Close();
   --open_;
 }
@@ -516,7 +526,8 @@ asio::awaitable<void> Server::SendRows(LinkConnection& connection,
   if (!request.ok()) throw HttpError{400, request.status().message()};
   const auto found =
       std::find_if(datasets.begin(), datasets.end(), [&](const auto& each) {
-        return each->number == request->dataset && each->status;
+        return each->number == request->dataset && each->status &&
+               each->status->ok();
       });
   if (found == datasets.end()) throw HttpError{404, "no such dataset is open"};
   const std::shared_ptr<AskedJob> job = (*found)->job;

@@ -120,6 +120,8 @@ class RowFetcher {
   // By the number of a job: how its maker knows it.
   using Datasets =
       std::map<uint64_t, std::pair<std::shared_ptr<Lent>, uint32_t>>;
+  // The maker may be opening them.
+  using Unanswered = std::set<std::shared_ptr<Lent>>;
   std::optional<Ask> TakeAsk(const Datasets& datasets);
   struct Waiting {
     LinkEvent* event;
@@ -128,7 +130,7 @@ class RowFetcher {
   void NotifyAll();
   static void Failed(Maker* maker, const std::string& error);
   asio::awaitable<bool> OpenNext(LinkConnection& connection, Maker* maker,
-                                 Datasets* datasets);
+                                 Datasets* datasets, Unanswered* unanswered);
   asio::awaitable<nlohmann::json> Post(LinkConnection& connection,
                                        const Maker& maker,
                                        std::string_view target,
@@ -147,6 +149,7 @@ class RowFetcher {
   std::deque<Ask> asks_;
   std::deque<nlohmann::json> out_;  // to the broker
   bool flushing_ = false;
+  std::string broker_error_;  // printed
   std::vector<std::shared_ptr<Maker>> makers_;
   std::set<std::string> distrusted_;  // names of makers
   size_t opened_ = 0;                 // datasets
@@ -171,7 +174,6 @@ void RowFetcher::Run() {
 
 asio::awaitable<void> RowFetcher::KeepBroker() {
   const std::string path = SocketPath(options_.socket);
-  std::string said;
   for (;;) {
     StatusOr<Fd> socket = ConnectControl(path);
     std::string error;
@@ -179,8 +181,6 @@ asio::awaitable<void> RowFetcher::KeepBroker() {
       broker_ = *std::move(socket);
       out_.clear();
       TellBroker({{"op", "link"}, {"asks", 0}});
-      if (!said.empty()) Print(stderr, "penstock: the broker answers\n");
-      said.clear();
       try {
         co_await Listen();
       } catch (const std::exception& thrown) {
@@ -195,10 +195,10 @@ asio::awaitable<void> RowFetcher::KeepBroker() {
     } else {
       error = socket.status().message();
     }
-    if (error != said) {
+    if (error != broker_error_) {
       Print(stderr, "penstock: {}\n", PrintableLines(error));
     }
-    said = error;
+    broker_error_ = error;
     LinkEvent pause(context_);
     co_await pause.Wait(kBroker);
   }
@@ -232,6 +232,10 @@ void RowFetcher::OnMessage(Message message) {
           Format("penstockd is {}, this program {}: start the older one anew",
                  version, penstock_version()));
     }
+    if (!broker_error_.empty()) {
+      Print(stderr, "penstock: the broker answers\n");
+    }
+    broker_error_.clear();
   } else if (event == "lend") {
     if (message.fds.empty()) throw std::runtime_error("no memory was lent");
     Lend(json, std::move(message.fds[0]));
@@ -418,6 +422,7 @@ asio::awaitable<void> RowFetcher::StayConnected(std::shared_ptr<Maker> maker) {
       error = thrown.what();
     }
     if (!error.empty()) Failed(maker.get(), error);
+    NotifyAll();  // of an ask that it was told of
     if (error.empty() || maker->rows > rows) pause = kRetryFirst;
     LinkEvent wait(context_);
     co_await wait.Wait(pause);
@@ -446,7 +451,8 @@ std::optional<Ask> RowFetcher::TakeAsk(const Datasets& datasets) {
 
 // Opens a dataset that was lent and is not open. False: there is none.
 asio::awaitable<bool> RowFetcher::OpenNext(LinkConnection& connection,
-                                           Maker* maker, Datasets* datasets) {
+                                           Maker* maker, Datasets* datasets,
+                                           Unanswered* unanswered) {
   std::vector<std::shared_ptr<Lent>> closed;
   const auto now = Clock::now();
   for (const auto& [number, lent] : lent_) {
@@ -481,13 +487,17 @@ asio::awaitable<bool> RowFetcher::OpenNext(LinkConnection& connection,
     constexpr unsigned kConflict = 409;
     constexpr unsigned kUnavailable = 503;
     if (answer.status != kConflict && answer.status != kUnavailable) throw;
-    maker->again[next->number] =
-        Clock::now() +
-        (answer.status == kConflict ? kRefusedAgain : kOpenAgain);
+    if (answer.status == kUnavailable) unanswered->insert(next);
+    if (Has(*next)) {
+      maker->again[next->number] =
+          Clock::now() +
+          (answer.status == kConflict ? kRefusedAgain : kOpenAgain);
+    }
     Failed(maker, answer.text);
     co_return true;
   }
   maker->again.erase(next->number);
+  unanswered->erase(next);
   // The others open it now.
   NotifyAll();
   ++next->ready;
@@ -507,6 +517,7 @@ asio::awaitable<void> RowFetcher::UseConnection(std::shared_ptr<Maker> maker) {
     RowFetcher* fetcher;
     Maker* maker;
     Datasets datasets;
+    Unanswered unanswered;
     ~Connected() {
       --maker->connected;
       for (const auto& [number, dataset] : datasets) {
@@ -516,16 +527,21 @@ asio::awaitable<void> RowFetcher::UseConnection(std::shared_ptr<Maker> maker) {
     }
   };
   ++maker->connected;
-  Connected connected = {this, maker.get(), {}};
+  Connected connected = {this, maker.get(), {}, {}};
   Datasets& datasets = connected.datasets;
   while (!maker->gone && !maker->distrusted) {
     // The maker ends a job with the connection: it is made anew.
-    if (std::any_of(datasets.begin(), datasets.end(), [this](const auto& each) {
-          return !Has(*each.second.first);
-        })) {
+    if (std::any_of(
+            datasets.begin(), datasets.end(),
+            [this](const auto& each) { return !Has(*each.second.first); }) ||
+        std::any_of(connected.unanswered.begin(), connected.unanswered.end(),
+                    [this](const auto& each) { return !Has(*each); })) {
       co_return;
     }
-    if (co_await OpenNext(connection, maker.get(), &datasets)) continue;
+    if (co_await OpenNext(connection, maker.get(), &datasets,
+                          &connected.unanswered)) {
+      continue;
+    }
     std::optional<Ask> ask = TakeAsk(datasets);
     if (!ask) {
       LinkEvent event(context_);

@@ -194,7 +194,7 @@ class _Pool:
         addresses = [maker.address for maker in self._makers if maker.address]
         told = await asyncio.gather(*[self._tell(node, addresses) for node in list(self._hosts)])
         rows = {key: count for each in told for key, count in each["rows"].items()}
-        made = sum(max(count - self._rows.get(key, 0), 0) for key, count in rows.items())
+        made = sum(max(count - self._rows.get(key, count), 0) for key, count in rows.items())
         self._rows, before, self._looked = rows, self._looked, time.monotonic()
         rate, wanted = made / (self._looked - before), sum(each["wanted"] for each in told)
         self._size.look(len(addresses), wanted, rate)

@@ -495,7 +495,9 @@ def _stored(store: Any, number: int, size: int, name: str, put: Callable[[str, b
             delete: Callable[[str], None]) -> Rendezvous:
     name = f"penstock/{urllib.parse.quote(name)}/{size}"
     past = _past(store, name)
-    return Stored(number, size, f"{name}/{past.count}", put, take, delete, past.keys)
+    # A process that replaces another counts from 1 again, and finds what the first one left.
+    keys = past.keys if past.count > 1 else []
+    return Stored(number, size, f"{name}/{past.count}", put, take, delete, keys)
 
 
 def _of_torch(store: Any, number: int, size: int, name: str) -> Rendezvous:
