@@ -1,9 +1,12 @@
 // Promise: a rank that dies together with the broker loses and repeats nothing:
 // the cursor pages, which outlive both, say which batches it had. Method: both
 // are killed; others take the place, and the rows of all are counted.
+#include <chrono>
 #include <filesystem>
+#include <fstream>
 #include <optional>
 #include <set>
+#include <thread>
 
 #include "gmock/gmock.h"
 #include "tests/support/delivery_fixture.h"
