@@ -255,8 +255,8 @@ class Server {
 Status Server::Listen() {
   if (identity_.tls == nullptr && identity_.token.empty()) {
     return InvalidArgumentError(
-        "who connects gets what the files of this user have: give --cert, "
-        "--key and --ca, or at least --token-file, on one host, too");
+        "give --cert, --key and --ca, or at least --token-file, on loopback "
+        "too: whoever connects can read the files of this user");
   }
   const std::string& address = options_.listen;
   const size_t colon = address.rfind(':');
@@ -327,8 +327,7 @@ asio::awaitable<void> Server::Accept() {
         std::make_shared<LinkConnection>(std::move(socket), identity_);
     if (open_ == ServeOptions::kConnections) {
       Tell(connection->peer(),
-           Format("refused: {} connections are open, the most there may be",
-                  open_));
+           Format("refused: {} connections are open, the maximum", open_));
       continue;
     }
     asio::co_spawn(context_, Serve(std::move(connection)), asio::detached);
@@ -349,7 +348,7 @@ std::string AnswerText(unsigned status, const std::string& body,
   return text.str();
 }
 
-// The same once a minute: strangers may connect as often as they like.
+// Repeats a message once a minute at most: strangers may connect at will.
 void Server::Tell(const std::string& peer, const std::string& text) {
   constexpr size_t kToldMax = 256;
   constexpr std::chrono::minutes kTellAgain{1};

@@ -229,7 +229,7 @@ void RowFetcher::OnMessage(Message message) {
     const std::string version = json.value("version", penstock_version());
     if (version != penstock_version()) {
       throw std::runtime_error(
-          Format("penstockd is {}, this program {}: start the older one anew",
+          Format("penstockd is {}, this program {}: restart the older one",
                  version, penstock_version()));
     }
     if (!broker_error_.empty()) {
@@ -273,7 +273,7 @@ void RowFetcher::OnMessage(Message message) {
         });
     if (first != waiting_.end()) {
       first->event->Notify();
-      // It is not told of the next one, too.
+      // The next ask wakes another.
       waiting_.splice(waiting_.end(), waiting_, first);
     }
     asks_.push_back(std::move(ask));
@@ -422,7 +422,7 @@ asio::awaitable<void> RowFetcher::StayConnected(std::shared_ptr<Maker> maker) {
       error = thrown.what();
     }
     if (!error.empty()) Failed(maker.get(), error);
-    NotifyAll();  // of an ask that it was told of
+    NotifyAll();  // it may have been woken for an ask
     if (error.empty() || maker->rows > rows) pause = kRetryFirst;
     LinkEvent wait(context_);
     co_await wait.Wait(pause);
@@ -463,7 +463,7 @@ asio::awaitable<bool> RowFetcher::OpenNext(LinkConnection& connection,
     }
   }
   if (closed.empty() || datasets->size() == kDatasetsMax) co_return false;
-  // Where there are more than a connection opens, others open others.
+  // Jobs beyond kDatasetsMax are shared out over the connections.
   const std::shared_ptr<Lent> next = closed[opened_++ % closed.size()];
   struct Opening {
     Maker* maker;
@@ -472,7 +472,8 @@ asio::awaitable<bool> RowFetcher::OpenNext(LinkConnection& connection,
   };
   maker->opening.insert(next->number);
   const Opening opening = {maker, next->number};
-  // This takes long: what was meant for this connection others take.
+  // Opening takes long: others take the asks that this connection was woken
+  // for.
   NotifyAll();
   try {
     connection.SetTime(kAnswer);

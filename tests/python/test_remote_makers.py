@@ -522,7 +522,7 @@ def test_an_address_that_is_none(hosts, remote):
 
 def test_nobody_reaches_it_without_security(hosts):
     program = Program("serve", "--socket", hosts.maker.socket, "--listen", "127.0.0.1:0")
-    program.line_with("who connects gets what the files of this user have")
+    program.line_with("whoever connects can read the files of this user")
     program.end()
 
 
