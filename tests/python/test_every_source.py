@@ -20,7 +20,7 @@ import numpy as np
 import penstock
 import pytest
 
-PENSTOCK = os.path.join(os.path.dirname(penstock.__file__), "bin", "penstock")
+PENSTOCK = os.path.join(os.path.dirname(sys.executable), "penstock")
 GOLDEN = pathlib.Path(__file__).resolve().parents[1] / "unit" / "golden"
 RECORDS = 12
 BAD = 5  # the record that `damaged` makes unreadable

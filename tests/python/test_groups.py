@@ -87,7 +87,7 @@ def status(broker, job):
 
 
 def command():
-    return os.path.join(os.path.dirname(penstock.__file__), "bin", "penstock")
+    return os.path.join(os.path.dirname(sys.executable), "penstock")
 
 
 def test_none_begins_before_all_of_its_rank_came(attach, rows):

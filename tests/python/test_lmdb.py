@@ -4,13 +4,14 @@ samples of several keys come whatever their order, and a job goes on in the midd
 import json
 import os
 import subprocess
+import sys
 
 import numpy as np
 import penstock
 import pytest
 
 lmdb = pytest.importorskip("lmdb")
-PENSTOCK = os.path.join(os.path.dirname(penstock.__file__), "bin", "penstock")
+PENSTOCK = os.path.join(os.path.dirname(sys.executable), "penstock")
 ROOM = 30000
 
 

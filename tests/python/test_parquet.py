@@ -18,6 +18,7 @@ import pytest
 pa = pytest.importorskip("pyarrow", reason="no pyarrow")
 pq = pytest.importorskip("pyarrow.parquet", reason="no pyarrow.parquet")
 Dataset = penstock.Dataset
+PENSTOCK = os.path.join(os.path.dirname(sys.executable), "penstock")
 ROWS = 60
 RNG = np.random.default_rng(4)
 
@@ -293,7 +294,7 @@ def test_pandas_is_not_imported(tmp_path):
     write_parquet(tmp_path / "a", table())
     (tmp_path / "spec.yaml").write_text(
         Dataset.parquet(tmp_path / "a", ["id", "time", "text"]).batch(10).to_yaml())
-    subprocess.run([os.path.join(os.path.dirname(penstock.__file__), "bin", "penstock"),
+    subprocess.run([PENSTOCK,
                     "check", "--all", "spec.yaml"], check=True, timeout=100, cwd=tmp_path,
                    env={**os.environ, "PYTHONPATH": str(tmp_path)})
     assert not (tmp_path / "imported").exists()
@@ -350,7 +351,7 @@ def test_without_pyarrow(tmp_path):
     (tmp_path / "modules" / "pyarrow" / "__init__.py").write_text(
         "raise ImportError('there is none')")
     told = subprocess.run(
-        [os.path.join(os.path.dirname(penstock.__file__), "bin", "penstock"), "check",
+        [PENSTOCK, "check",
          str(tmp_path / "spec.json")], text=True, capture_output=True,
         env={**os.environ, "PENSTOCK_PYTHON": sys.executable, "PENSTOCK_SOCKET": "",
              "PENSTOCK_PYTHON_PATH": str(tmp_path / "modules")})
@@ -405,7 +406,7 @@ def test_a_shuffle_of_more_than_stays_decoded_is_warned_of(tmp_path):
                             (source.shuffle(1, window_files=4), False)):
         (tmp_path / "spec.json").write_text(dataset.batch(64).to_json())
         told = subprocess.run(
-            [os.path.join(os.path.dirname(penstock.__file__), "bin", "penstock"), "check",
+            [PENSTOCK, "check",
              str(tmp_path / "spec.json")], text=True, capture_output=True,
             env={**os.environ, "PENSTOCK_PYTHON": sys.executable, "PENSTOCK_SOCKET": ""})
         assert told.returncode == 0, told.stderr

@@ -179,7 +179,7 @@ class Folder(Rendezvous):
                         self._heard[each], told[each] = found[:8], found[8:]
             if len(told) == len(of):
                 break
-            if self._read(self._name) != self._here.encode():
+            if self._read(self._name) not in (None, self._here.encode()):
                 raise errors.FailedPrecondition(
                     f"agree='file:{self._folder}': another job named {self._run!r} has begun to "
                     "meet there: give each job its own name (`job`, PENSTOCK_JOB, torchrun's "
