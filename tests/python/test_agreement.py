@@ -211,6 +211,21 @@ def test_a_store_that_is_gone(launch):
     assert "the store of torch.distributed is gone" in str(results[0])
 
 
+@pytest.mark.parametrize("gone", ["could not attach", "has not come"])
+def test_those_that_are_gone_are_not_waited_for(launch, monkeypatch, gone):
+    """They will not hear the end: a launcher would kill rank 0 before it tells it."""
+    monkeypatch.setattr(rendezvous, "_SETTLE_S", 60)
+    begin = time.monotonic()
+    if gone == "could not attach":
+        shutil.rmtree(launch.folders[1])
+        results = launch.run(agree=stores())
+        assert "rank 2 on " in str(results[0])
+    else:
+        results = launch.run(agree=stores(3) + [None], ranks=range(3), wait_s=1)
+        assert "no answer from rank 3" in str(results[0])
+    assert time.monotonic() - begin < 40
+
+
 def test_a_store_keeps_the_keys_of_the_first_and_the_last_rendezvous(launch):
     agree, counts = stores(), []
     for _ in range(3):

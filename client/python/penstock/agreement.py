@@ -56,8 +56,8 @@ def excuse(rendezvous: Rendezvous, error: Exception) -> None:
     """This process could not attach: the others need not wait for it."""
     text = f"rank {rendezvous.number} on {sockets.gethostname()} could not attach: {error}"
     try:
-        rendezvous.post_and_leave(_hello(error=str(error)) if rendezvous.number else
-                        json.dumps({"end": text[:4000]}).encode())
+        rendezvous.post_and_leave(_hello(error=str(error), left=True) if rendezvous.number else
+                                  json.dumps({"end": text[:4000]}).encode())
     except Exception:  # the error of the attach counts
         pass
 
@@ -147,22 +147,25 @@ def _meet(rendezvous: Rendezvous, value: bytes, wait_s: float, decide: Callable[
                 f"rank 0 did not answer within {wait_s:.0f} s (wait_s) while the hosts were "
                 "being compared: it has not attached, or has died") from None
     text, late, result = "", False, None
+    there = set(everybody)
 
     def end() -> None:
         rendezvous.until = max(rendezvous.until, time.monotonic() + 5)
         rendezvous.broadcast(json.dumps({"end": text, "late": late, "result": result}).encode())
         if text:
-            rendezvous.settle()
+            rendezvous.settle(sorted(there))
 
     try:
         told_all = rendezvous.gather(value, everybody)
         hellos = {each: _checked(each, told) for each, told in told_all.items()}
+        there -= {each for each, hello in hellos.items() if hello.get("left")}
         for each, hello in hellos.items():
             if hello.get("error"):
                 raise _Disagree(f"rank {each} on {hello['host']}: {hello['error']}")
         result = decide(hellos, ask)
     except Missing as error:
         late = True
+        there -= set(error.missing)
         text = (f"while comparing hosts, no answer from {ranks_text(error.missing)} within "
                 f"{wait_s:.0f} s (wait_s): they have not come to this attach, or have died; each "
                 "rank of the job has to attach to the same dataset, in the same order")

@@ -51,9 +51,9 @@ class Rendezvous:
     def post_and_leave(self, value: bytes) -> None:
         """Gives the first gather's value, or process 0's answer, and comes no more."""
 
-    def settle(self) -> None:
-        """Process 0 is about to end, perhaps with what all meet by: it waits a little for
-        those who have not heard it."""
+    def settle(self, of: Sequence[int] = ()) -> None:
+        """Process 0 is about to end, perhaps with what all meet by: it waits a little until
+        these have heard it, who all call this."""
 
     def _pause(self, since: float) -> None:
         """Between two looks: short in the beginning; longer with many ranks, whose storage it is."""
@@ -104,12 +104,12 @@ class Stored(Rendezvous):
         else:
             self._round = 1
             self.broadcast(value)
-            self.settle()
+            self.settle(range(self.size))
 
-    def settle(self) -> None:
+    def settle(self, of: Sequence[int] = ()) -> None:
         self.until = time.monotonic() + _SETTLE_S
         try:
-            self.gather(b"heard", range(self.size))
+            self.gather(b"heard", of if self.number == 0 else [self.number])
         except (Missing, errors.Unavailable):
             pass
 
