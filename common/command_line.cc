@@ -6,6 +6,25 @@
 #include <utility>
 
 namespace penstock {
+namespace {
+
+// "--no-row", of which CLI11 makes "--no-row{false}".
+std::string NameToShow(std::string name) {
+  if (const size_t value = name.find('{'); value != std::string::npos) {
+    name.erase(value);
+  }
+  return name;
+}
+
+class HelpText : public CLI::Formatter {
+ public:
+  std::string make_option_name(const CLI::Option* option,
+                               bool is_positional) const override {
+    return NameToShow(CLI::Formatter::make_option_name(option, is_positional));
+  }
+};
+
+}  // namespace
 
 CommandOption CommandOption::Type(const std::string& name) const {
   option_->type_name(name);
@@ -124,8 +143,9 @@ std::vector<DeclaredOption> Command::options() const {
     DeclaredOption declared;
     declared.positional = option->get_positional();
     // Long before short.
-    declared.name = declared.positional ? option->get_name(true)
-                                        : option->get_name(false, true);
+    declared.name = declared.positional
+                        ? option->get_name(true)
+                        : NameToShow(option->get_name(false, true));
     declared.long_names = option->get_lnames();
     if (option->get_items_expected_max() > 0) {
       declared.value = option->get_type_name();
@@ -150,6 +170,7 @@ std::string Command::Help() const {
 CommandLine::CommandLine(const std::string& name, const std::string& text)
     : Command(nullptr), owned_(std::make_unique<CLI::App>(text, name)) {
   app_ = owned_.get();
+  app_->formatter(std::make_shared<HelpText>());
 }
 
 CommandLine::~CommandLine() = default;

@@ -218,10 +218,10 @@ std::string SocketPath(const std::string& given) {
 
 StatusOr<Fd> ConnectControl(const std::string& path, Deadline deadline) {
   constexpr char kWayOut[] =
-      "start the service (systemctl start penstockd.socket) or a broker for "
-      "yourself (`penstock broker`), start the trainer with `penstock run`, or "
-      "in Python with `autostart=True` or `penstock.broker()`, or set "
-      "PENSTOCK_SOCKET";
+      "start the trainer by `penstock run`, or in Python pass "
+      "`autostart=True`; or start the service (systemctl start "
+      "penstockd.socket), or set PENSTOCK_SOCKET to the socket of another "
+      "broker";
   sockaddr_un address{};
   address.sun_family = AF_UNIX;
   if (path.size() >= sizeof(address.sun_path)) {

@@ -72,10 +72,9 @@ Status Delivery::CheckJoining(const Joining& joining) const {
   const bool replaces = known != nullptr;
   if (replaces && known->attached()) {
     return AlreadyExistsError(
-        "rank {} is already attached: close its reader or loader first (a cell "
-        "of a "
-        "notebook that runs again), give each process its own rank{}, or "
-        "another job name",
+        "rank {} is already attached: close its reader or loader first "
+        "(`reader.close()`), give each process its own rank{}, or another job "
+        "name",
         NameOf(joining.rank), shape_.replicas > 1 ? " and replica" : "");
   }
   if (replaces && known->state == ConsumerState::kFinished) {

@@ -122,9 +122,9 @@ Status JobTable::CheckAgreement(const Entry& entry,
   const std::string option = DifferingOption(request.options, entry.options);
   if (option.empty()) return OkStatus();
   return FailedPreconditionError(
-      "{} disagrees with the ranks of job '{}' that are attached: {}; if it is "
-      "of another job, such as a second loader, give that job another name "
-      "(`job`)",
+      "{} disagrees with the ranks of job '{}' that are attached: {}; close "
+      "the reader of the former spec first (`reader.close()`), or give a "
+      "second loader a job of its own (`job`)",
       WhoJoins(request), entry.key.name, option);
 }
 

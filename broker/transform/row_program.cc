@@ -344,10 +344,9 @@ Status CheckDecoded(const RawSpec& out) {
   for (const RawFeature& feature : out) {
     if (!feature.encoded) continue;
     return InvalidArgumentError(
-        "map: feature '{0}' holds files, each of its own size; put "
-        "decode_image "
-        "with a size into it, of sounds decode_audio, of other bytes "
-        "keep_encoded; parquet makes such a column a list by `max_length: "
+        "map: feature '{0}' holds files of different sizes: add decode_image "
+        "with a size for pictures, decode_audio for sounds, keep_encoded for "
+        "other bytes; a column of parquet becomes a list by `max_length: "
         "{{{0}: N}}`",
         feature.feature.name);
   }

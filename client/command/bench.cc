@@ -185,8 +185,16 @@ void PrintTable(const BenchOptions& options, const DatasetIndex& index,
   if (const std::optional<RowCheck>& check = result.check) {
     line("verified", VerifiedText(*check));
   }
-  for (size_t i = 0; i < result.digests.size(); ++i) {
+  // With --verify alone the first epochs are enough to compare runs.
+  const size_t shown = options.order_digest
+                           ? result.digests.size()
+                           : std::min<size_t>(result.digests.size(), 3);
+  for (size_t i = 0; i < shown; ++i) {
     line(i == 0 ? "order per epoch" : "", result.digests[i]);
+  }
+  if (const size_t more = result.digests.size() - shown; more > 0) {
+    line("", Format("and of {}, which --order-digest lists",
+                    Counted(more, "more epoch", "more epochs")));
   }
   Table table({">rank", ">steps", ">samples", ">waited", ">CPU"});
   for (size_t i = 0; i < result.drain.ranks.size(); ++i) {
@@ -265,6 +273,7 @@ StatusOr<int> Bench(const BenchOptions& options) {
   BrokerCall call;
   if (options.socket.empty()) {
     PENSTOCK_ASSIGN_OR_RETURN(broker, PrivateBroker::Start(options.broker));
+    broker->Announce();
     drain.socket = broker->socket();
     call = broker->AsCall();
   } else {

@@ -75,6 +75,7 @@ Status Serve(const BrokerOptions& options, int* exit_status) {
   AdoptOrphans();
   PENSTOCK_ASSIGN_OR_RETURN(const std::unique_ptr<PrivateBroker> broker,
                             PrivateBroker::Start(options.broker));
+  broker->Announce();
   PENSTOCK_RETURN_IF_ERROR(broker->Call({{"op", "ping"}}).status());
   Print(stdout, "{}\n", broker->socket());
   std::fflush(stdout);

@@ -90,8 +90,8 @@ StatusOr<OrderedJson> SpecToConvert(const OrderedJson& spec,
     const std::string& name = steps[i].begin().key();
     if (random.contains(i)) {
       return InvalidArgumentError(
-          "map[{}].{}: is random, and what is written is the same in each "
-          "epoch: --steps {} at most",
+          "map[{}].{} is random, and a shard holds one version of each row: "
+          "write the rows before that step, with --steps {}",
           i, name, i);
     }
     map.push_back(steps[i]);

@@ -126,9 +126,9 @@ Machine ThisMachine(const std::string& socket,
   machine.io_uring_error = ProbeIoUring();
   machine.version = penstock_version();
   machine.user = UserName();
-  machine.socket = SocketPath(socket);
-  StatusOr<nlohmann::json> status =
-      CallBroker(machine.socket, {{"op", "status"}});
+  const StatusOr<std::string> running = RunningBroker(socket);
+  machine.socket = running.ok() ? *running : SocketPath(socket);
+  StatusOr<nlohmann::json> status = CallBroker(socket, {{"op", "status"}});
   if (status.ok()) {
     machine.status = *std::move(status);
   } else {

@@ -84,7 +84,7 @@ Advice AdviceToMake(const Measurements& measured,
   const double sum = SumOf(measured.parts);
   if (largest == nullptr || sum <= 0) {
     advice.limit = "make";
-    advice.text = "Making rows is the narrowest.";
+    advice.text = "Making rows is the bottleneck.";
     return advice;
   }
   const double share = largest->sample_s / sum;
@@ -97,16 +97,15 @@ Advice AdviceToMake(const Measurements& measured,
   const Gain more = GainOf(stages, narrowest,
                            MadeWith(measured, kMoreProcessors) /
                                std::max(measured.made_per_s, 1e-9));
-  advice.text = Format(
-      "Making rows is the narrowest, and {} takes {} % of it: half of "
-      "its time saved",
-      NameOf(*largest), Percent(share));
+  advice.text = Format("Making rows is the bottleneck; {} takes {} % of it.",
+                       NameOf(*largest), Percent(share));
   // Where the next stage ends the gain of the half, the whole gains no more.
   advice.text +=
       half.limit != nullptr
-          ? Format(", or all of it, gives {}{}.", TimesText(half.times),
-                   ThenText(half))
-          : Format(" gives {}, all of it {}{}.", TimesText(half.times),
+          ? Format(" Halving that, or removing it, gives {}{}.",
+                   TimesText(half.times), ThenText(half))
+          : Format(" Halving that gives {}; removing it gives {}{}.",
+                   TimesText(half.times),
                    std::isfinite(without.times) ? TimesText(without.times)
                                                 : "any rate",
                    ThenText(without));
@@ -132,7 +131,7 @@ Advice AdviceToStorage(const Measurements& measured,
   Advice advice;
   const std::string name = measured.remote ? "The network" : "Storage";
   advice.limit = measured.remote ? "network" : "storage";
-  advice.text = name + " is the narrowest";
+  advice.text = name + " is the bottleneck";
   if (const auto& cold = measured.cold) {
     advice.text += Format(
         ": {}/s, {} a read",
@@ -281,7 +280,7 @@ Advice AdviceOf(const Measurements& measured) {
       break;
     case Stage::Kind::kTake:
       advice = {"take",
-                Format("A rank's take is the narrowest: it reads {} a sample. "
+                Format("A rank's take is the bottleneck: it reads {} a sample. "
                        "More ranks take more; a smaller dtype is less to read.",
                        FormatBytes(static_cast<uint64_t>(measured.row_bytes))),
                 1};
@@ -290,7 +289,7 @@ Advice AdviceOf(const Measurements& measured) {
       const Gain gain =
           GainOf(stages, narrowest, std::numeric_limits<double>::infinity());
       advice = {"ranks",
-                Format("The ranks are the narrowest: {} gives {} of what they "
+                Format("The ranks are the bottleneck: {} gives {} of what they "
                        "take. Nothing in the loader makes training faster.",
                        gain.limit == nullptr ? "the loader" : gain.limit->name,
                        TimesText(gain.times)),
@@ -302,7 +301,7 @@ Advice AdviceOf(const Measurements& measured) {
     if (i == narrowest || stages[i].per_s > kEqual * stages[narrowest].per_s) {
       continue;
     }
-    advice.text += Format(" Just as narrow is {}.", stages[i].name);
+    advice.text += Format(" About as slow: {}.", stages[i].name);
   }
   return advice;
 }
@@ -377,7 +376,7 @@ std::string ExplainTable(const Measurements& measured, int columns) {
     }
   }
   constexpr size_t kShareWidth = 5;
-  constexpr const char* kMark = " < narrowest";
+  constexpr const char* kMark = " < bottleneck";
   const int bar_columns = std::clamp(
       columns - static_cast<int>(name_width + sample_width + rate_width +
                                  kShareWidth + 9 + Columns(kMark)),

@@ -1,5 +1,5 @@
 // penstock explain: measures each stage of a dataset on this machine, through a
-// private broker, or those of a running job, and says which is the narrowest.
+// private broker, or those of a running job, and says which is the bottleneck.
 //
 // The runs, one after the other: reads alone (`penstockd --measure-reads`); all
 // of it with one worker, whose parts are timed; with all workers; and with all
@@ -439,7 +439,7 @@ StatusOr<int> ExplainSpec(const ExplainOptions& options) {
         FormatBytes(static_cast<uint64_t>(measured.row_bytes)));
   Print(stdout, "{}\n{}\n",
         ExplainTable(measured, TerminalColumns(STDOUT_FILENO, kColumns)),
-        AdviceOf(measured).text);
+        WrapText(AdviceOf(measured).text, TerminalColumns(STDOUT_FILENO, 0)));
   if (!measured.cold && !measured.cold_why.empty()) {
     Print(stdout, "Storage was not measured cold: {}.\n", measured.cold_why);
   }
@@ -571,7 +571,7 @@ StatusOr<int> ExplainJob(const ExplainOptions& options) {
   }
   Print(stdout, "{}\n{}\n",
         ExplainTable(measured, TerminalColumns(STDOUT_FILENO, kColumns)),
-        AdviceOf(measured).text);
+        WrapText(AdviceOf(measured).text, TerminalColumns(STDOUT_FILENO, 0)));
   if (!limits.empty()) Print(stdout, "{}\n", Printable(limits));
   return 0;
 }

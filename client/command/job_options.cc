@@ -7,8 +7,10 @@ namespace penstock {
 void AddSocketOption(Command command, std::string* socket) {
   command
       .AddOption("--socket", socket,
-                 "Where the broker listens (default: PENSTOCK_SOCKET, else " +
-                     std::string(kDefaultSocketPath) + ")")
+                 "Where the broker listens (default: PENSTOCK_SOCKET, else the "
+                 "service's " +
+                     std::string(kDefaultSocketPath) +
+                     ", else that of your `penstock run`)")
       .Type("PATH");
 }
 

@@ -11,7 +11,7 @@
 
 namespace penstock {
 
-// --socket: an empty one is for SocketPath() to find. *socket outlives the
+// --socket: an empty one is for RunningBroker() to find. *socket outlives the
 // parse.
 void AddSocketOption(Command command, std::string* socket);
 

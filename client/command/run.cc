@@ -140,6 +140,7 @@ StatusOr<int> RunRanks(const RunOptions& options,
                        const std::vector<SpecFile>& files, pid_t group) {
   PENSTOCK_ASSIGN_OR_RETURN(const std::unique_ptr<PrivateBroker> broker,
                             PrivateBroker::Start(options.broker));
+  broker->Announce();
   Environment variables = {{"PENSTOCK_SOCKET", broker->socket()}};
   std::vector<std::string> datasets;
   for (size_t i = 0; i < files.size(); ++i) {

@@ -192,8 +192,9 @@ StatusOr<int> Record(const TraceOptions& options) {
   PENSTOCK_ASSIGN_OR_RETURN(const uint64_t base_ns, BaseOf(options.beside));
   // Before seconds are spent.
   PENSTOCK_RETURN_IF_ERROR(OutputFile(options.out).status());
-  PENSTOCK_ASSIGN_OR_RETURN(const Fd socket,
-                            ConnectControl(SocketPath(options.job.socket)));
+  PENSTOCK_ASSIGN_OR_RETURN(const std::string path,
+                            RunningBroker(options.job.socket));
+  PENSTOCK_ASSIGN_OR_RETURN(const Fd socket, ConnectControl(path));
   const InterruptEndsSocket ends(socket.get());
   Json request = options.job.Request("trace");
   request["seconds"] = options.seconds;

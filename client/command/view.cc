@@ -191,7 +191,8 @@ Subcommand AddView(Command parent) {
       "view", "Show a running broker and its jobs in the browser");
   const auto options = std::make_shared<ViewOptions>();
   const CommandOption port =
-      view.AddOption("--port", &options->port, "Of 127.0.0.1 (default: free)")
+      view.AddOption("--port", &options->port,
+                     "Port on 127.0.0.1 (default: a free one)")
           .InRange(0, 65535)
           .Type("N");
   const CommandOption out =

@@ -1,11 +1,14 @@
 #include "client/private_broker/control_call.h"
 
 #include <poll.h>
+#include <unistd.h>
 
 #include <optional>
+#include <vector>
 
 #include "client/private_broker/interrupt.h"
 #include "client/private_broker/json_field.h"
+#include "client/private_broker/private_folder.h"
 #include "client/private_broker/progress_bar.h"
 #include "common/message.h"
 
@@ -51,13 +54,30 @@ class Progress {
 
 }  // namespace
 
+StatusOr<std::string> RunningBroker(const std::string& given) {
+  const std::string path = SocketPath(given);
+  if (path != kDefaultSocketPath || access(path.c_str(), F_OK) == 0) {
+    return path;
+  }
+  static std::string found;
+  if (!found.empty()) return found;
+  const std::vector<std::string> sockets = PrivateFolder::AnnouncedSockets();
+  if (sockets.size() > 1) {
+    return FailedPreconditionError(
+        "{} brokers of yours are running; name one of them: --socket {}",
+        sockets.size(), JoinText(sockets, ", --socket "));
+  }
+  if (!sockets.empty()) found = sockets[0];
+  return found.empty() ? path : found;
+}
+
 // Not Request of common/message.h, which can only wait for this socket.
 StatusOr<nlohmann::json> CallBroker(const std::string& socket_path,
                                     const nlohmann::json& request,
                                     const SocketWait& wait) {
   PENSTOCK_RETURN_IF_ERROR(CheckInterrupt());
-  PENSTOCK_ASSIGN_OR_RETURN(const Fd socket,
-                            ConnectControl(SocketPath(socket_path)));
+  PENSTOCK_ASSIGN_OR_RETURN(const std::string path, RunningBroker(socket_path));
+  PENSTOCK_ASSIGN_OR_RETURN(const Fd socket, ConnectControl(path));
   const InterruptEndsSocket ends(socket.get());
   nlohmann::json versioned = request;
   versioned["penstock"] = kProtocolVersion;

@@ -14,8 +14,14 @@ namespace penstock {
 // Waits until the socket can be read; an error ends the call with it.
 using SocketWait = std::function<Status(int socket)>;
 
+// The socket of the broker that a command asks: given, if not empty; else
+// PENSTOCK_SOCKET; else the service's, where there is one; else that of this
+// user's one `penstock run` or `penstock broker`, which the process stays with
+// from then on. FailedPrecondition: several of those run. For one thread.
+StatusOr<std::string> RunningBroker(const std::string& given);
+
 // Returns the fields of the answer of the broker that listens there; "": where
-// SocketPath says. Errors: those of ConnectControl, Request
+// RunningBroker says. Errors: those of RunningBroker, ConnectControl, Request
 // and wait; Cancelled after a signal. wait is for a caller that has other work
 // meanwhile; the default polls, and returns DeadlineExceeded after 10 s of
 // silence.

@@ -26,7 +26,6 @@ constexpr std::chrono::seconds kReadyWithin(90);
 // Enough for all ranks to connect at once after a restart (capped by
 // net.core.somaxconn).
 constexpr int kBacklog = 4096;
-constexpr char kSocketName[] = "/penstock.sock";
 constexpr char kNotifyName[] = "/notify.sock";
 constexpr char kStateName[] = "/state";
 // systemd's name for the socket of a socket unit.
@@ -120,7 +119,7 @@ StatusOr<std::unique_ptr<PrivateBroker>> PrivateBroker::Start(
   PENSTOCK_ASSIGN_OR_RETURN(broker->program_, FindPenstockd());
   RaiseDescriptorLimit();  // for the store
   PENSTOCK_ASSIGN_OR_RETURN(broker->folder_, PrivateFolder::Make());
-  broker->socket_ = broker->folder() + kSocketName;
+  broker->socket_ = broker->folder_.socket();
   broker->notify_path_ = broker->folder() + kNotifyName;
   broker->state_folder_ = broker->folder() + kStateName;
   if (mkdir(broker->state_folder_.c_str(), 0700) != 0) {

@@ -71,6 +71,8 @@ class PrivateBroker {
 
   const std::string& folder() const { return folder_.path(); }
   const std::string& socket() const { return socket_; }
+  // It is for ranks: RunningBroker finds it.
+  void Announce() const { folder_.Announce(); }
   // The present broker instance; pid() is -1 between two instances.
   const Process& process() const { return process_; }
   const DescriptorStore& store() const { return store_; }

@@ -12,6 +12,7 @@
 #include <cerrno>
 #include <cstdlib>
 #include <filesystem>
+#include <optional>
 #include <utility>
 #include <vector>
 
@@ -21,6 +22,7 @@ namespace penstock {
 namespace {
 
 constexpr char kLockName[] = "owner.lock";
+constexpr char kAnnouncedName[] = "announced";
 constexpr std::string_view kPrefix = "penstock-";
 constexpr size_t kRandomChars = 6;  // mkdtemp's
 // The longest path in it is a socket's.
@@ -76,23 +78,45 @@ void Empty(int folder) {
   }
 }
 
-void RemoveIfAbandoned(int parent, const char* name) {
-  const Fd folder(
-      openat(parent, name, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC));
-  if (!folder || !IsOwn(folder.get(), S_IFDIR)) return;
+// A folder that a PrivateFolder of this user made, and its lock file.
+struct Made {
+  Fd folder;
+  Fd lock;
+};
+
+std::optional<Made> OpenMade(int parent, const char* name) {
+  Made made;
+  made.folder =
+      Fd(openat(parent, name, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC));
+  if (!made.folder || !IsOwn(made.folder.get(), S_IFDIR)) return std::nullopt;
   // NONBLOCK: opening a FIFO would block.
-  const Fd lock(openat(folder.get(), kLockName,
-                       O_RDWR | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC));
-  if (!lock || !IsOwn(lock.get(), S_IFREG)) return;
-  if (flock(lock.get(), LOCK_EX | LOCK_NB) != 0) return;  // its owner lives
-  Empty(folder.get());
-  unlinkat(folder.get(), kLockName, 0);
+  made.lock = Fd(openat(made.folder.get(), kLockName,
+                        O_RDWR | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC));
+  if (!made.lock || !IsOwn(made.lock.get(), S_IFREG)) return std::nullopt;
+  return made;
+}
+
+void RemoveIfAbandoned(int parent, const char* name) {
+  const std::optional<Made> made = OpenMade(parent, name);
+  if (!made) return;
+  if (flock(made->lock.get(), LOCK_EX | LOCK_NB) != 0) return;  // owner lives
+  Empty(made->folder.get());
+  unlinkat(made->folder.get(), kLockName, 0);
   unlinkat(parent, name, AT_REMOVEDIR);
 }
 
-}  // namespace
+bool IsAnnounced(int parent, const char* name) {
+  const std::optional<Made> made = OpenMade(parent, name);
+  // LOCK_SH: commands that look at the same time do not take each other for
+  // the owner.
+  return made && faccessat(made->folder.get(), kAnnouncedName, F_OK, 0) == 0 &&
+         flock(made->lock.get(), LOCK_SH | LOCK_NB) != 0;
+}
 
-void PrivateFolder::RemoveAbandoned() {
+// Calls visit(descriptor of the parent, parent, name) for each folder that may
+// be a PrivateFolder.
+template <typename Visit>
+void ForEachFolder(const Visit& visit) {
   for (const std::string& parent : Parents()) {
     DIR* const folder = opendir(parent.c_str());
     if (folder == nullptr) continue;
@@ -100,11 +124,32 @@ void PrivateFolder::RemoveAbandoned() {
     while (const dirent* entry = readdir(folder)) {
       if (MayBeOurs(entry->d_name)) names.emplace_back(entry->d_name);
     }
-    for (const std::string& name : names) {
-      RemoveIfAbandoned(dirfd(folder), name.c_str());
-    }
+    for (const std::string& name : names) visit(dirfd(folder), parent, name);
     closedir(folder);
   }
+}
+
+}  // namespace
+
+void PrivateFolder::RemoveAbandoned() {
+  ForEachFolder([](int parent, const std::string&, const std::string& name) {
+    RemoveIfAbandoned(parent, name.c_str());
+  });
+}
+
+std::vector<std::string> PrivateFolder::AnnouncedSockets() {
+  std::vector<std::string> sockets;
+  ForEachFolder(
+      [&](int parent, const std::string& path, const std::string& name) {
+        PrivateFolder folder;
+        folder.path_ = path + "/" + name;
+        if (IsAnnounced(parent, name.c_str()))
+          sockets.push_back(folder.socket());
+      });
+  std::sort(sockets.begin(), sockets.end());
+  // XDG_RUNTIME_DIR may be one of the others.
+  sockets.erase(std::unique(sockets.begin(), sockets.end()), sockets.end());
+  return sockets;
 }
 
 StatusOr<PrivateFolder> PrivateFolder::Make() {
@@ -135,6 +180,12 @@ StatusOr<PrivateFolder> PrivateFolder::Make() {
   return ErrnoError(error,
                     "cannot make a folder for the private broker's socket in "
                     "$XDG_RUNTIME_DIR, /dev/shm or /tmp");
+}
+
+void PrivateFolder::Announce() const {
+  // Where it cannot be made, the socket is still to be named.
+  Fd(open((path_ + "/" + kAnnouncedName).c_str(),
+          O_WRONLY | O_CREAT | O_CLOEXEC, 0600));
 }
 
 void PrivateFolder::Remove() {

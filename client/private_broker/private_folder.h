@@ -17,6 +17,7 @@
 #define CLIENT_PRIVATE_BROKER_PRIVATE_FOLDER_H_
 
 #include <string>
+#include <vector>
 
 #include "common/fd.h"
 #include "common/status.h"
@@ -31,12 +32,18 @@ class PrivateFolder {
   // Removes the folders of this user's dead owners. Touches nothing of other
   // users, nothing that no PrivateFolder made, and follows no link.
   static void RemoveAbandoned();
+  // The sockets in the announced folders of this user's living owners.
+  static std::vector<std::string> AnnouncedSockets();
 
   PrivateFolder() = default;
   PrivateFolder(PrivateFolder&&) = default;
   PrivateFolder& operator=(PrivateFolder&&) = default;
 
   const std::string& path() const { return path_; }  // "": none
+  std::string socket() const { return path_ + "/penstock.sock"; }
+  // Its broker is for ranks: commands such as `penstock status` find it. Those
+  // that commands start for their own work stay unknown.
+  void Announce() const;
   // Removes it with its content. No effect the second time.
   void Remove();
 

@@ -20,6 +20,25 @@ int TerminalColumns(int fd, int otherwise) {
                                                                : size.ws_col;
 }
 
+std::string WrapText(const std::string& text, int columns) {
+  if (columns == 0) return text;
+  std::string wrapped;
+  size_t used = 0;
+  for (const std::string& word : SplitText(text, ' ')) {
+    const size_t width = Columns(word);
+    if (used > 0 && used + 1 + width > static_cast<size_t>(columns)) {
+      wrapped += '\n';
+      used = 0;
+    } else if (used > 0) {
+      wrapped += ' ';
+      ++used;
+    }
+    wrapped += word;
+    used += width;
+  }
+  return wrapped;
+}
+
 Table::Table(std::vector<std::string> headings) {
   for (std::string& heading : headings) {
     right_.push_back(heading.starts_with('>'));

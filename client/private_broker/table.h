@@ -16,6 +16,10 @@ size_t Columns(const std::string& text);
 // Those of the terminal at fd; otherwise: it is none.
 int TerminalColumns(int fd, int otherwise);
 
+// The text with line ends between words, so that lines fit; 0 columns: as it
+// is.
+std::string WrapText(const std::string& text, int columns);
+
 class Table {
  public:
   // A heading that begins with '>' marks a column of numbers, aligned to the

@@ -324,8 +324,9 @@ StatusOr<RankReader::Result> RankReader::Next(double timeout_s, bool reconnects,
   }
   if (held() >= hold_) {
     return ResourceExhaustedError(
-        "rank {} holds {}, the most it may hold at once: release one before "
-        "the next, or raise `hold:` in the dataset's spec",
+        "rank {} holds {}, the most it may hold at once: copy what you keep, "
+        "release a batch before the next, or raise `hold:` in the dataset's "
+        "spec",
         name(), Counted(hold_, "batch", "batches"));
   }
   if (repeated_ != nullptr) {

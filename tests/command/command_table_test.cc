@@ -33,6 +33,13 @@ TEST(TableTest, ANameFromElsewhereCannotCommandTheTerminal) {
   EXPECT_EQ(table.ToString(), "name\n?[2Jgone?\n");
 }
 
+TEST(FormatTest, ALongLineIsBrokenBetweenWords) {
+  EXPECT_EQ(WrapText("größer ist besser", 10), "größer ist\nbesser");
+  EXPECT_EQ(WrapText("größer ist besser", 9), "größer\nist\nbesser");
+  EXPECT_EQ(WrapText("unbreakable, a", 5), "unbreakable,\na");
+  EXPECT_EQ(WrapText("no terminal", 0), "no terminal");
+}
+
 TEST(FormatTest, NumbersHaveTheirUnits) {
   EXPECT_EQ(FormatCount(0), "0");
   EXPECT_EQ(FormatCount(999), "999");

@@ -106,7 +106,7 @@ batch: {size: 512}
 """)
         self.assertEqual((done.returncode, done.stderr), (0, ""))
         self.assertIn("numbers: 100,000 records", done.stdout)
-        self.assertEqual(done.stdout.count("< narrowest"), 1)
+        self.assertEqual(done.stdout.count("< bottleneck"), 1)
         self.assertIn("all together, now", done.stdout)
 
     def test_what_cannot_be(self):
@@ -132,7 +132,7 @@ class Jobs(BrokerTest):
         self.assertEqual((done.returncode, done.stderr), (0, ""))
         told = json.loads(done.stdout)
         self.assertEqual(told["limit"], "ranks", told)
-        self.assertIn("ranks are the narrowest", told["advice"])
+        self.assertIn("ranks are the bottleneck", told["advice"])
         # 12 rows a batch, at most one of each rank in 5 ms.
         self.assertLess(told["samples_per_s"], 2 * 12 / 0.005)
 

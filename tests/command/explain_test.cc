@@ -49,7 +49,7 @@ TEST(ExplainTest, WhatIsReadOfObjectStoresIsTheNetwork) {
   const Advice advice = AdviceOf(measured);
   EXPECT_EQ(advice.limit, "network");
   EXPECT_THAT(advice.text,
-              AllOf(HasSubstr("The network is the narrowest: 47.7 MiB/s"),
+              AllOf(HasSubstr("The network is the bottleneck: 47.7 MiB/s"),
                     HasSubstr("From local copies it is 3.80 x, then making "
                               "rows limits"),
                     Not(HasSubstr("torage"))));
@@ -80,7 +80,7 @@ TEST(ExplainTest, TheStepThatTakesMostIsNamedWithItsShare) {
   // storage gives 3000.
   EXPECT_THAT(advice.text,
               AllOf(HasSubstr("decode_image takes 70 % of it"),
-                    HasSubstr("half of its time saved gives 1.54 x, all of it "
+                    HasSubstr("Halving that gives 1.54 x; removing it gives "
                               "1.58 x, then storage limits"),
                     HasSubstr("2 more processors give 1.58 x, then storage")));
   EXPECT_THAT(advice.gain, DoubleNear(3000.0 / 1900, 1e-9));
@@ -90,7 +90,7 @@ TEST(ExplainTest, AGainThatTheNextStageEndsIsToldOnce) {
   Measurements measured = Pictures();
   measured.cold->per_s = 2280;
   EXPECT_THAT(AdviceOf(measured).text,
-              HasSubstr("70 % of it: half of its time saved, or all of it, "
+              HasSubstr("70 % of it. Halving that, or removing it, "
                         "gives 1.20 x, then storage limits. 2 more"));
 }
 
@@ -145,7 +145,7 @@ TEST(ExplainTest, RanksThatTakeLessThanTheLoaderGivesAreTheLimit) {
 TEST(ExplainTest, StagesThatAreEquallyNarrowAreBothNamed) {
   Measurements measured = Pictures();
   measured.cold->per_s = 1950;
-  EXPECT_THAT(AdviceOf(measured).text, HasSubstr("Just as narrow is storage"));
+  EXPECT_THAT(AdviceOf(measured).text, HasSubstr("About as slow: storage."));
 }
 
 TEST(ExplainTest, TheTableHasEachStageAndMarksTheNarrowest) {
@@ -156,14 +156,14 @@ TEST(ExplainTest, TheTableHasEachStageAndMarksTheNarrowest) {
                                          "step\n"),
                            HasSubstr("the rest"), HasSubstr("▶")));
   size_t marks = 0;
-  for (size_t at = table.find("< narrowest"); at != std::string::npos;
-       at = table.find("< narrowest", at + 1)) {
+  for (size_t at = table.find("< bottleneck"); at != std::string::npos;
+       at = table.find("< bottleneck", at + 1)) {
     ++marks;
     const size_t line = table.rfind('\n', at) + 1;
     EXPECT_EQ(table.compare(line, 11, "making rows"), 0) << table;
   }
   EXPECT_EQ(marks, 1u);
-  EXPECT_EQ(ExplainTable({}, 80).find("narrowest"), std::string::npos);
+  EXPECT_EQ(ExplainTable({}, 80).find("bottleneck"), std::string::npos);
 }
 
 TEST(ExplainTest, WhatIsBetweenTwoAnswersCounts) {

@@ -53,6 +53,7 @@ class ManualTest(unittest.TestCase):
         helps = [output(PENSTOCK, command, "--help") for command in commands]
         helps += [output(PENSTOCK, "recipe", below, "--help")
                   for below in ("list", "show", "check")]
+        self.assertNotIn("{false}", "".join(helps) + page)  # as CLI11 writes --no-row
         self.assertIn(" penstock recipe show [OPTION]... NAME [PATH] ", page)
         for command in commands:
             self.assertIn(f" {command} penstock {command} ", page)

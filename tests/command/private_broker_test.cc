@@ -23,9 +23,12 @@ namespace penstock::private_broker_test {
 namespace fs = std::filesystem;
 using std::chrono::milliseconds;
 using std::chrono::seconds;
+using testing::AllOf;
+using testing::ElementsAre;
 using testing::HasSubstr;
 using testing::IsEmpty;
 using testing::SizeIs;
+using testing::UnorderedElementsAre;
 
 size_t OpenDescriptors() {
   size_t count = 0;
@@ -251,6 +254,35 @@ TEST_F(PrivateBrokerTest, WhatIsNoAbandonedFolderIsKept) {
   PrivateFolder::RemoveAbandoned();
   EXPECT_FALSE(fs::exists(path));
   EXPECT_TRUE(fs::exists(folder_ + "/elsewhere/state/a/b"));
+}
+
+TEST_F(PrivateBrokerTest,
+       CommandsFindABrokerThatIsAnnouncedWhileItsOwnerLives) {
+  const auto sockets = [this] {
+    std::vector<std::string> here;  // not those of tests beside this one
+    for (const std::string& each : PrivateFolder::AnnouncedSockets()) {
+      if (each.starts_with(runtime_)) here.push_back(each);
+    }
+    return here;
+  };
+  StatusOr<PrivateFolder> run = PrivateFolder::Make();
+  StatusOr<PrivateFolder> own = PrivateFolder::Make();  // as of `peek`
+  ASSERT_TRUE(run.ok() && own.ok());
+  EXPECT_THAT(sockets(), IsEmpty());
+  run->Announce();
+  EXPECT_THAT(sockets(), ElementsAre(run->socket()));
+  own->Announce();
+  EXPECT_THAT(sockets(), UnorderedElementsAre(run->socket(), own->socket()));
+  EXPECT_THAT(RunningBroker("").status().message(),
+              AllOf(HasSubstr("name one of them: --socket "),
+                    HasSubstr(run->socket()), HasSubstr(own->socket())));
+  EXPECT_EQ(RunningBroker("given").value(), "given");
+  run = PrivateFolder();  // its owner's death releases the lock, no more
+  EXPECT_THAT(sockets(), ElementsAre(own->socket()));
+  // Tests beside this one may have theirs.
+  const StatusOr<std::string> found = RunningBroker("");
+  EXPECT_THAT(found.ok() ? *found : found.status().message(),
+              HasSubstr(own->socket()));
 }
 
 TEST_F(PrivateBrokerTest, APenstockdWhoseOwnerWasKilledRemovesItsFolder) {

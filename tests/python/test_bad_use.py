@@ -31,6 +31,15 @@ def test_two_attaches_of_one_rank(attach, numbers):
         attach(numbers, 0, 2, local_world_size=2)
 
 
+def test_a_cell_that_runs_again_has_its_reader_anew(attach, numbers, monkeypatch):
+    former = attach(numbers)
+    first = former.next()["value"].tolist()
+    monkeypatch.setattr(sys, "ps1", ">>> ", raising=False)  # as in a notebook
+    assert attach(numbers).next()["value"].tolist() == first
+    with pytest.raises(penstock.FailedPrecondition, match="closed"):
+        next(former.epochs())
+
+
 def test_ranks_that_disagree(attach, numbers):
     attach(numbers, 0, 2, local_world_size=2)
     with pytest.raises(penstock.FailedPrecondition, match="batch"):

@@ -49,7 +49,7 @@ def test_release_lets_go_before_the_name_does(attach, numbers):
 def test_holding_too_many_raises(attach, numbers):
     reader = attach(numbers.hold(2))
     held = [reader.next(), reader.next()]
-    with pytest.raises(penstock.ResourceExhausted, match="release one"):
+    with pytest.raises(penstock.ResourceExhausted, match="release a batch"):
         reader.next()
     held.pop(0)
     assert reader.next()["value"][0] == 16

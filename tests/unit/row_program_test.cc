@@ -479,10 +479,10 @@ TEST_F(RowProgramTest, ErrorsNameTheOpAndTheWayOut) {
             "map[0].normalize: feature 'image' is encoded; put decode_image "
             "before it, of a sound decode_audio");
   EXPECT_EQ(CompileError({}, Encoded()),
-            "map: feature 'image' holds files, each of its own size; put "
-            "decode_image with a size into it, of sounds decode_audio, of "
-            "other bytes keep_encoded; parquet makes such a column a list by "
-            "`max_length: {image: N}`");
+            "map: feature 'image' holds files of different sizes: add "
+            "decode_image with a size for pictures, decode_audio for sounds, "
+            "keep_encoded for other bytes; a column of parquet becomes a list "
+            "by `max_length: {image: N}`");
   EXPECT_EQ(CompileError({decode, decode}, Encoded()),
             "map[1].decode_image: wants a picture file, found image uint8 "
             "[8, 8, 3]; use resize to change its size");

@@ -12,6 +12,7 @@ import os
 import sys
 import time
 import warnings
+import weakref
 from typing import (Any, Callable, Dict, Iterator, List, Mapping, Optional, Sequence, Tuple, TypeVar,
                     Union)
 
@@ -646,7 +647,8 @@ def attach(dataset: Union[Path, Dataset, None, Callable[[InputContext], Any]] = 
     Raises:
       InvalidArgument: an option, or the spec with the key or line.
       NotFound: no broker listens, or no such dataset or file.
-      AlreadyExists: this rank is attached already.
+      AlreadyExists: this rank is attached already. In a notebook, a cell that runs
+        again closes the reader that it made before.
       FailedPrecondition: the ranks disagree on an option, or their hosts, with the first
         difference.
       DeadlineExceeded: ranks of other hosts have not come to compare them.
@@ -689,7 +691,12 @@ def attach(dataset: Union[Path, Dataset, None, Callable[[InputContext], Any]] = 
             "a penstock.Dataset, the path of a spec file or a registered name")
     hosts = _Hosts(agree, options) if delivery == "split" else None
     try:
-        core = _core.Reader(**options)
+        try:
+            core = _core.Reader(**options)
+        except errors.AlreadyExists:
+            if not _close_former(options):
+                raise
+            core = _core.Reader(**options)
     except errors.Error as error:
         if hosts is not None:
             hosts.excuse(error)
@@ -703,7 +710,24 @@ def attach(dataset: Union[Path, Dataset, None, Callable[[InputContext], Any]] = 
     if core.rank == core.replica == 0 and core.warning:  # once for all ranks
         warnings.warn(core.warning, stacklevel=2)
     try:
-        return Reader(core, delivery, features, hosts)
+        reader = Reader(core, delivery, features, hosts)
     except (KeyError, TypeError):  # of features
         core.close()
         raise
+    _open[reader] = options
+    return reader
+
+
+# The readers of this process and what they were attached with.
+_open: "weakref.WeakKeyDictionary[Reader, Dict[str, Any]]" = weakref.WeakKeyDictionary()
+
+
+def _close_former(options: Dict[str, Any]) -> bool:
+    """In a notebook or at a prompt, a cell that runs again means its reader anew: closes
+    the one attached with the same options. In a program two of them are a mistake."""
+    if not hasattr(sys, "ps1"):
+        return False
+    former = [reader for reader, of in list(_open.items()) if of == options]
+    for reader in former:
+        reader.close()
+    return bool(former)
