@@ -39,6 +39,14 @@ static const penstock::RankReader::Batch* FromC(const penstock_batch* batch) {
   return reinterpret_cast<const penstock::RankReader::Batch*>(batch);
 }
 
+// Nor is penstock_device_batch.
+static penstock::DeviceBatch* FromC(penstock_device_batch* copy) {
+  return reinterpret_cast<penstock::DeviceBatch*>(copy);
+}
+static const penstock::DeviceBatch* FromC(const penstock_device_batch* copy) {
+  return reinterpret_cast<const penstock::DeviceBatch*>(copy);
+}
+
 namespace {
 
 using penstock::FailedPreconditionError;
@@ -404,6 +412,56 @@ void penstock_get_stats(const penstock_reader* reader, penstock_stats* stats) {
   stats->skipped = from.skipped;
   stats->redelivered = from.redelivered;
   stats->reconnects = from.reconnects;
+}
+
+int penstock_prefetch_to_device(penstock_reader* reader, int32_t device,
+                                uint32_t batches) {
+  return Guard(AllGiven(reader), [&] {
+    return reader->reader->PrefetchToDevice(device, batches);
+  });
+}
+
+int penstock_get_device_stats(const penstock_reader* reader,
+                              penstock_device_stats* stats) {
+  return Guard(AllGiven(reader, stats), [&] {
+    const auto from = reader->reader->device_stats();
+    if (!from) return FailedPreconditionError("the reader has no GPU");
+    static thread_local std::string why;
+    why = from->why_staged;
+    *stats = {from->device,        from->copies,
+              from->device_bytes,  from->registered_bytes,
+              from->staging_bytes, why.empty() ? nullptr : why.c_str()};
+    return OkStatus();
+  });
+}
+
+int penstock_batch_to_device(penstock_batch* batch,
+                             penstock_device_batch** copy) {
+  return Guard(AllGiven(batch, copy), [&] {
+    *copy = nullptr;
+    PENSTOCK_ASSIGN_OR_RETURN(auto made,
+                              penstock::RankReader::ToDevice(FromC(batch)));
+    *copy = reinterpret_cast<penstock_device_batch*>(made.release());
+    return OkStatus();
+  });
+}
+
+int penstock_device_wait(penstock_device_batch* copy, void* stream) {
+  return Guard(AllGiven(copy), [&] {
+    return FromC(copy)->MakeWait(static_cast<penstock::cuda::Stream>(stream));
+  });
+}
+
+const void* penstock_device_data(const penstock_device_batch* copy,
+                                 uint32_t feature, uint64_t* bytes) {
+  const auto& places = FromC(copy)->places();
+  const bool known = feature < places.size();
+  if (bytes != nullptr) *bytes = known ? places[feature].bytes : 0;
+  return known ? reinterpret_cast<const void*>(places[feature].data) : nullptr;
+}
+
+void penstock_device_release(penstock_device_batch* copy) {
+  delete FromC(copy);
 }
 
 int penstock_produce(const penstock_producer_options* options,

@@ -444,6 +444,69 @@ PENSTOCK_API int penstock_producer_fail(penstock_producer* producer,
  * died, and another may replace it. NULL: no effect. */
 PENSTOCK_API void penstock_producer_close(penstock_producer* producer);
 
+/* Copies to an NVIDIA GPU. The device reads a batch from shared memory, which
+ * is pinned slot by slot; where the driver cannot pin it, from pinned buffers
+ * that the batch is copied into (penstock_device_stats says so).
+ *
+ *   penstock_prefetch_to_device(reader, 0, 2);
+ *   while (penstock_next(reader, &batch) == PENSTOCK_OK) {
+ *     penstock_device_batch* copy;
+ *     if (penstock_batch_to_device(batch, &copy)) die(penstock_error());
+ *     penstock_release(batch);
+ *     penstock_device_wait(copy, stream);
+ *     step<<<..., stream>>>(penstock_device_data(copy, 0, NULL));
+ *     penstock_device_release(copy);
+ *   }
+ *
+ * Released early, the broker's memory is free once the copy has been made. */
+typedef struct penstock_device_batch penstock_device_batch;
+
+typedef struct penstock_device_stats {
+  int32_t device;
+  uint64_t copies;           /* issued, those ahead of the trainer included */
+  uint64_t device_bytes;     /* the buffers' memory on the GPU, now */
+  uint64_t registered_bytes; /* shared memory that is pinned, now */
+  uint64_t staging_bytes;    /* memory of this process that is pinned, now */
+  const char* why_staged;    /* NULL: batches are copied from shared memory */
+} penstock_device_stats;
+
+/* From now on each batch is copied to this GPU (by CUDA's numbers, from 0) when
+ * next returns it, and up to `batches` (0 to 32; 2 is a good number) that are
+ * published already before they are asked for. Those count as not taken: if
+ * this process dies, its successor gets them. In dynamic delivery one is
+ * published at a time. Memory on the GPU: the largest batch, rounded up to 2
+ * MiB, times batches + 2 and what the trainer keeps beyond that. NOT_FOUND: no
+ * driver (libcuda.so.1), or no such GPU; FAILED_PRECONDITION: the reader has a
+ * GPU already. */
+PENSTOCK_API int penstock_prefetch_to_device(penstock_reader* reader,
+                                             int32_t device, uint32_t batches);
+/* Fills *stats; strings are valid until the next call on this thread.
+ * FAILED_PRECONDITION: the reader has no GPU. */
+PENSTOCK_API int penstock_get_device_stats(const penstock_reader* reader,
+                                           penstock_device_stats* stats);
+/* The batch on the GPU: the copy that is under way or made; each further call
+ * makes another one. To be passed to penstock_device_release, also after the
+ * batch's release and the reader's detach. Any thread. RESOURCE_EXHAUSTED: no
+ * memory on the GPU, or to be pinned; FAILED_PRECONDITION: the reader has no
+ * GPU, or is detached. */
+PENSTOCK_API int penstock_batch_to_device(penstock_batch* batch,
+                                          penstock_device_batch** copy);
+/* What is issued on `stream` (a CUstream or cudaStream_t; NULL: the default
+ * stream) from now on finds the copy made. No thread waits. The stream has to
+ * exist until penstock_device_release. */
+PENSTOCK_API int penstock_device_wait(penstock_device_batch* copy,
+                                      void* stream);
+/* The feature's address on the GPU, 64-byte aligned, laid out as
+ * penstock_batch_data's, and in *bytes (may be NULL) how many there are. NULL:
+ * no rows, or no such feature. */
+PENSTOCK_API const void* penstock_device_data(const penstock_device_batch* copy,
+                                              uint32_t feature,
+                                              uint64_t* bytes);
+/* Gives the memory on the GPU back. It is not written before what has been
+ * issued by now on the streams of penstock_device_wait is done. Any thread.
+ * NULL: no effect. */
+PENSTOCK_API void penstock_device_release(penstock_device_batch* copy);
+
 /* Rows in the batch, padding included: the batch dimension of every feature. */
 PENSTOCK_API uint64_t penstock_batch_rows(const penstock_batch* batch);
 /* Rows that are samples; those after them are padding. */

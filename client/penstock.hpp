@@ -110,6 +110,33 @@ class Broker {
 
 class Reader;
 
+// A batch on the GPU; see penstock_device_batch. The destructor gives its
+// memory back. Move only; any thread.
+class DeviceBatch {
+ public:
+  DeviceBatch(DeviceBatch&& other) noexcept
+      : copy_(std::exchange(other.copy_, nullptr)) {}
+  DeviceBatch& operator=(DeviceBatch&& other) noexcept {
+    std::swap(copy_, other.copy_);
+    return *this;
+  }
+  ~DeviceBatch() { penstock_device_release(copy_); }
+
+  // stream: a CUstream or cudaStream_t, which has to outlive this.
+  void wait(void* stream) {
+    internal::Check(penstock_device_wait(copy_, stream));
+  }
+  // On the GPU; nullptr: no rows, or no such feature.
+  const void* data(uint32_t feature) const {
+    return penstock_device_data(copy_, feature, nullptr);
+  }
+
+ private:
+  friend class Batch;
+  explicit DeviceBatch(penstock_device_batch* copy) : copy_(copy) {}
+  penstock_device_batch* copy_;
+};
+
 // A lease on one batch; the destructor releases it. Move only. In a batch that
 // outlives its Reader, data() and ids() can still be read; get() cannot be
 // used. Any thread may use and destroy it. Members: see penstock_batch_*.
@@ -170,6 +197,12 @@ class Batch {
       throw Error(PENSTOCK_FAILED_PRECONDITION, penstock_error());
     }
     return data;
+  }
+  // See penstock_batch_to_device.
+  DeviceBatch to_device() {
+    penstock_device_batch* copy = nullptr;
+    internal::Check(penstock_batch_to_device(batch_, &copy));
+    return DeviceBatch(copy);
   }
   // All values of a feature, [rows, shape...] flattened. Throws when there is
   // no such feature, or its dtype is not T. Each bool is 0 or 1, whatever a
@@ -354,6 +387,15 @@ class Reader {
   }
   void stop_job(bool now = false) {
     internal::Check(penstock_stop_job(reader_, now ? 1 : 0));
+  }
+  // See penstock_prefetch_to_device, penstock_get_device_stats.
+  void prefetch_to_device(int device = 0, uint32_t batches = 2) {
+    internal::Check(penstock_prefetch_to_device(reader_, device, batches));
+  }
+  penstock_device_stats device_stats() const {
+    penstock_device_stats stats;
+    internal::Check(penstock_get_device_stats(reader_, &stats));
+    return stats;
   }
   // See penstock_set_weights.
   void set_weights(std::span<const double> weights, int64_t epoch = -1,

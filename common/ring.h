@@ -1,8 +1,8 @@
 // Hands filled slots from the broker to one rank, across processes, and back.
 //
 // Threads: any broker thread that holds the job's mutex calls Publish and
-// CloseRing; the rank's consuming thread calls TryTake and ArmWait; any thread
-// of the rank calls Release.
+// CloseRing; the rank's consuming thread calls TryTake, Peek and ArmWait; any
+// thread of the rank calls Release.
 //
 // Invariants
 //   I1  taken <= published <= taken + kRingCells.
@@ -20,10 +20,10 @@
 //       paired with the generation of the batch before.
 //
 // Synchronizing edges
-//   E1  Publish stores a cell's generation -> TryTake loads it: a rank that
-//       sees n sees the cell of batch n-1 and the batch bytes it names. One
-//       line travels to the rank, instead of one with a count and one with the
-//       cell (bench/handoff_benchmark: a third of a hand-off).
+//   E1  Publish stores a cell's generation -> TryTake and Peek load it: a rank
+//       that sees n sees the cell of batch n-1 and the batch bytes it names.
+//       One line travels to the rank, instead of one with a count and one with
+//       the cell (bench/handoff_benchmark: a third of a hand-off).
 //   E2  A cell is overwritten only after the rank has copied it, by E3: there
 //       are no more leases than cells, so one of the later batches was seen
 //       released, and it was taken after that cell. Publish need not read
@@ -110,6 +110,24 @@ inline TakeResult TryTake(const Ring& ring, CursorPage& cursor, Cell* cell) {
     return TakeResult::kClosed;
   }
   return TakeResult::kTaken;
+}
+
+// Reads the batch that comes `ahead` batches after the next one, without taking
+// it. False: it is not published. Its bytes stay as they are until it is taken
+// and released, unless the ring is recalled: then no take returns it (E6), and
+// what was read of it is to be discarded.
+inline bool Peek(const Ring& ring, const CursorPage& cursor, uint32_t ahead,
+                 Cell* cell) {
+  // Relaxed: our own value (I2).
+  const uint64_t number =
+      cursor.taken.load(std::memory_order_relaxed) + ahead + 1;
+  const RingCell& next = ring.cells[(number - 1) % kRingCells];
+  if (next.generation.load(std::memory_order_acquire) != number) {  // E1
+    return false;
+  }
+  static_cast<BatchCell&>(*cell) = next.batch;
+  cell->generation = number;
+  return true;
 }
 
 // Called while the rank spins: reclaims the line that its next take stores to.

@@ -106,6 +106,7 @@ StatusOr<RankReader::Ready> RankReader::TakeReady() {
   session.taken.store(session.taken.load(std::memory_order_relaxed) + 1,
                       std::memory_order_relaxed);
   pending_ = batch;
+  if (device_ != nullptr) CopyTaken(batch);
   if ((cell.flags & kRanksChanged) != 0) {
     PENSTOCK_RETURN_IF_ERROR(ReadRanksChanged(cell.flags >> kPhaseShift));
   }
@@ -199,13 +200,16 @@ void RankReader::NoteOver() {
 }
 
 // Returns what comes next: ends of epochs before the pending batch.
-StatusOr<RankReader::Result> RankReader::HandOut(Batch** batch) {
+StatusOr<RankReader::Result> RankReader::HandOut(bool may_wait, Batch** batch) {
   if (pending_ != nullptr && ends_owed_ == 0) {
     const uint64_t epoch = pending_->cell.epoch;
     if (!epoch_known_) epoch_ = epoch;
     epoch_known_ = true;
     // A redelivered batch may be of an epoch that is over.
     if (epoch > epoch_) ends_owed_ = epoch - epoch_;
+  }
+  if (device_ != nullptr && (ends_owed_ > 0 || pending_ == nullptr)) {
+    PENSTOCK_RETURN_IF_ERROR(AwaitLeaving(false, may_wait));
   }
   if (ends_owed_ > 0) {
     --ends_owed_;
@@ -319,8 +323,12 @@ StatusOr<RankReader::Result> RankReader::Next(double timeout_s, bool reconnects,
   *batch = nullptr;
   PENSTOCK_RETURN_IF_ERROR(CheckProcess());
   if (repeated_ == nullptr) {
-    if (ends_owed_ > 0 || pending_ != nullptr) return HandOut(batch);
-    if (over_) return Result::kEndOfData;
+    if (ends_owed_ > 0 || pending_ != nullptr || over_) {
+      return HandOut(reconnects, batch);
+    }
+  }
+  if (device_ != nullptr) {
+    PENSTOCK_RETURN_IF_ERROR(AwaitLeaving(true, reconnects));
   }
   if (held() >= hold_) {
     return ResourceExhaustedError(
@@ -347,10 +355,13 @@ StatusOr<RankReader::Result> RankReader::Next(double timeout_s, bool reconnects,
   }
   PENSTOCK_ASSIGN_OR_RETURN(Ready what, lost_ ? Ready::kNothing : TakeReady());
   if (what == Ready::kNothing) {
+    if (device_ != nullptr && reconnects) {
+      PENSTOCK_RETURN_IF_ERROR(AwaitLeaving(false, true));
+    }
     PENSTOCK_ASSIGN_OR_RETURN(what, WaitUntilReady(timeout_s, reconnects));
   }
   if (what == Ready::kOver) NoteOver();
-  return HandOut(batch);
+  return HandOut(reconnects, batch);
 }
 
 StatusOr<bool> RankReader::Sleep(Deadline deadline) {

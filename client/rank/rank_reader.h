@@ -25,6 +25,7 @@
 
 #include "client/attach/attach_request.h"
 #include "client/attach/reconnect.h"
+#include "client/gpu/device_copies.h"
 #include "common/element_spec.h"
 #include "common/job_state.h"
 #include "common/layout.h"
@@ -47,6 +48,8 @@ class RankReader {
     // Guarded by sessions_mutex_:
     bool writable = false;
     uint32_t repeats = 0;  // repeat_first: further hand-outs while held
+    std::unique_ptr<DeviceBatch> on_device;  // until it is asked for
+    uint64_t copy = 0;  // the last copy to the device that reads it; 0: none
   };
   enum class Result { kBatch, kEndOfEpoch, kEndOfData };
   struct Stats {
@@ -81,6 +84,12 @@ class RankReader {
   // ranks were on this host, else as before.
   Status Reset(int64_t rank, int64_t world_size, int64_t local_world_size,
                const std::string& state);
+  // See penstock_prefetch_to_device.
+  Status PrefetchToDevice(int device, uint32_t batches);
+  // Any thread. See penstock_batch_to_device.
+  static StatusOr<std::unique_ptr<DeviceBatch>> ToDevice(Batch* batch);
+  // nullopt: before PrefetchToDevice.
+  std::optional<DeviceCopies::Stats> device_stats() const;
   // Asks the broker to end the job for all of its ranks.
   Status StopJob(bool now);
   // See penstock_fingerprint; part: "": all.
@@ -160,6 +169,26 @@ class RankReader {
   static void Reach(Session* session, RankStage stage);
   bool Disown(Session* session);
 
+  // sessions_mutex_ is held. Ends the lease; the caller destroys the reader
+  // that is returned when it has let go of the mutex.
+  std::unique_ptr<RankReader> GiveBack(Batch* batch);
+  // Those of leaving_ whose copies have been made; waits for this one (0: for
+  // none). sessions_mutex_ is held.
+  void GiveBackCopied(uint64_t wait_for);
+  // Gives back what was released and has been copied; waits for the rest, which
+  // the broker, or other ranks, may wait for. for_room: only if as many are
+  // held as may be. DeadlineExceeded: it may not wait.
+  Status AwaitLeaving(bool for_room, bool may_wait);
+  // sessions_mutex_ is held. See DeviceCopies::Start.
+  StatusOr<std::unique_ptr<DeviceBatch>> StartCopy(Session* session,
+                                                   const Cell& cell,
+                                                   bool ahead);
+  // A batch was taken: it and those that follow are copied to the device.
+  void CopyTaken(Batch* batch);
+  void CopyAhead();  // sessions_mutex_ is held
+  // Before memory is unmapped. sessions_mutex_ is held.
+  void LeaveDevice();
+
   bool Cancelled() const { return cancelled_ && cancelled_(); }
   // Sends a request and waits for the answer; keeps events that arrive before.
   StatusOr<Message> Ask(nlohmann::json request);
@@ -192,7 +221,7 @@ class RankReader {
   // before any batch that is made with them: it has come by then.
   void NoteEvent(nlohmann::json event);
   void HearEvents();
-  StatusOr<Result> HandOut(Batch** batch);
+  StatusOr<Result> HandOut(bool may_wait, Batch** batch);
 
   // Fixed after Attach.
   Fd interrupt_;  // eventfd of Interrupt
@@ -256,6 +285,15 @@ class RankReader {
   std::mutex sessions_mutex_;
   // Batches held since Detach. Guarded by sessions_mutex_.
   uint32_t left_behind_ = 0;
+  // Changed once, by the consuming thread.
+  std::shared_ptr<DeviceCopies> device_;
+  // Batches of session_ that are not taken yet, on the device: the next ones.
+  struct Ahead {
+    uint64_t generation;
+    std::unique_ptr<DeviceBatch> copy;
+  };
+  std::deque<Ahead> ahead_;      // guarded by sessions_mutex_
+  std::vector<Batch*> leaving_;  // released, being copied; likewise
   std::list<std::unique_ptr<Session>> sessions_;  // the last is in use
   Session* session_ = nullptr;
 };

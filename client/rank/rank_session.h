@@ -8,6 +8,7 @@
 #include <optional>
 
 #include "client/attach/fork.h"
+#include "client/gpu/device_copies.h"
 #include "client/rank/private_memory.h"
 #include "client/rank/rank_reader.h"
 #include "common/fd.h"
@@ -21,7 +22,8 @@ struct RankReader::Session {
   OwnedCursor cursor;
   Fd segment;
   std::unique_ptr<SegmentView> view;
-  std::optional<ForkGuard> guards[2];  // for cursor and view
+  std::unique_ptr<PinnedMemory> pinned;  // guarded by sessions_mutex_
+  std::optional<ForkGuard> guards[2];    // for cursor and view
   const Ring* ring = nullptr;
   bool broker_died = false;
   // Batches taken. Only the consuming thread adds to it, and only until it has

@@ -235,6 +235,7 @@ void RankReader::Supersede() {
   if (session_ == nullptr) return;
   epoll_ctl(poll_.get(), EPOLL_CTL_DEL, session_->wake.get(), nullptr);
   const std::lock_guard lock(sessions_mutex_);
+  ahead_.clear();
   session_->superseded = true;
   if (session_->Unused()) Retire(session_);
   session_ = nullptr;
@@ -292,6 +293,7 @@ void RankReader::Detach(std::unique_ptr<RankReader> reader) {
   }
   RankReader& mine = *reader;
   const std::lock_guard lock(mine.sessions_mutex_);
+  mine.LeaveDevice();
   bool all_let_go = true;
   for (const auto& session : mine.sessions_) {
     all_let_go &= mine.Disown(session.get());
@@ -357,6 +359,7 @@ nlohmann::json RankReader::ReconnectRequest() const {
 StatusOr<bool> RankReader::Reconnect(Deadline deadline) {
   {
     const std::lock_guard lock(sessions_mutex_);
+    if (device_ != nullptr) GiveBackCopied(DeviceCopies::kAll);
     for (const auto& session : sessions_) {
       if (session.get() != session_ && session->broker_died) {
         return ResourceExhaustedError(
@@ -433,23 +436,34 @@ void RankReader::Release(Batch* batch) {
     return;
   }
   if (!batch->held.exchange(false)) return;  // released before
-  reader->given_back_.fetch_add(1, std::memory_order_release);
-  if (reader->left_behind_ > 0) {
-    if (--reader->left_behind_ == 0) finished.reset(reader);
+  batch->on_device.reset();
+  if (batch->copy != 0 && !reader->repeat_first_ &&
+      !reader->device_->Passed(batch->copy)) {
+    reader->leaving_.push_back(batch);
     return;
+  }
+  finished = reader->GiveBack(batch);
+}
+
+std::unique_ptr<RankReader> RankReader::GiveBack(Batch* batch) {
+  given_back_.fetch_add(1, std::memory_order_release);
+  batch->copy = 0;
+  if (left_behind_ > 0) {
+    return std::unique_ptr<RankReader>(--left_behind_ == 0 ? this : nullptr);
   }
   Session* session = batch->session;
   if (std::exchange(batch->writable, false)) {
     session->writable->Discard(batch->cell.slot_offset,
                                session->view->slot_bytes());
   }
-  if (reader->repeat_first_) return;
+  if (repeat_first_) return nullptr;
   if (penstock::Release(*session->ring, session->cursor.page(),
                         batch->cell.lease, batch->cell.generation)) {
     SendWake(session->wake.get());
   }
   ++session->given_back;
-  if (session->Unused()) reader->Retire(session);
+  if (session->Unused()) Retire(session);
+  return nullptr;
 }
 
 StatusOr<std::byte*> RankReader::WritableData(Batch* batch, uint32_t feature) {

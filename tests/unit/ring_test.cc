@@ -98,6 +98,20 @@ TEST_F(RingTest, FinishedRingGivesWhatWasPublishedFirst) {
   EXPECT_EQ(Take(), -2);
 }
 
+TEST_F(RingTest, PeekSeesWhatIsPublishedAndTakesNothing) {
+  PublishNumber(0);
+  PublishNumber(1);
+  Cell cell;
+  EXPECT_TRUE(Peek(*ring_, *cursor_, 1, &cell));
+  EXPECT_EQ(cell.epoch, 1u);
+  EXPECT_FALSE(Peek(*ring_, *cursor_, 2, &cell));
+  EXPECT_EQ(Take(), 0);
+  EXPECT_FALSE(Peek(*ring_, *cursor_, 1, &cell));
+  // The cell of the batch that was taken is not the one a round later.
+  EXPECT_FALSE(Peek(*ring_, *cursor_, kRingCells - 1, &cell));
+  EXPECT_EQ(Take(), 1);
+}
+
 TEST_F(RingTest, RecalledRingGivesNothingMore) {
   PublishNumber(0);
   CloseRing(*ring_, Closed::kRecalled);
@@ -199,6 +213,14 @@ void RingTest::GoRoundBetweenTwoThreads(uint32_t slot_count) {
   uint64_t want = 0;
   for (;;) {
     Cell cell;
+    // E1: what is read ahead is as it will be when it is taken.
+    if (want % 2 == 0 && Peek(*ring_, *cursor_, 1, &cell)) {
+      EXPECT_EQ(cell.epoch, want + 1);
+      EXPECT_EQ(cell.generation, want + 2);
+      for (const uint64_t word : slots[cell.slot_offset]) {
+        EXPECT_EQ(word, want + 1);
+      }
+    }
     const TakeResult result = TryTake(*ring_, *cursor_, &cell);
     if (result == TakeResult::kClosed) break;
     if (result == TakeResult::kEmpty) {

@@ -70,6 +70,9 @@ struct ManagedTensor {
   void (*deleter)(ManagedTensor*);
 };
 constexpr int kCpu = 1;
+constexpr int kCuda = 2;
+// __dlpack__'s stream: CUDA's default stream, also as a handle of the driver.
+constexpr intptr_t kDefaultStream = 1;
 
 // [rows, shape...] in memory that `owner` keeps. Arrays of NumPy have one as
 // their base; torch, JAX and TensorFlow take it by DLPack.
@@ -95,9 +98,19 @@ class Array {
     interface_.strides = strides_.data();
     interface_.data = data;
   }
+  Array(std::shared_ptr<penstock_device_batch> batch, int device, void* data,
+        const Feature& of, uint64_t rows)
+      : Array(batch, data, of, rows, true) {
+    on_device_ = batch.get();
+    device_ = device;
+  }
   Array(const Array&) = delete;
 
   static PyObject* Struct(PyObject* self, void*) {
+    if (Of<Array>(self).on_device_ != nullptr) {
+      PyErr_SetString(PyExc_AttributeError, "this array is on a GPU");
+      return nullptr;
+    }
     PyObject* const capsule = PyCapsule_New(
         &Of<Array>(self).interface_, nullptr, [](PyObject* capsule) {
           Py_DECREF(static_cast<PyObject*>(PyCapsule_GetContext(capsule)));
@@ -125,11 +138,14 @@ class Array {
                                    "batch.torch(), jax() or tf()");
         throw PythonError();
       }
+      if (array.on_device_ != nullptr) array.MakeWait(stream);
       return array.Tensor();
     });
   }
-  static PyObject* DLPackDevice(PyObject*, PyObject*) {
-    return Py_BuildValue("(ii)", kCpu, 0);
+  static PyObject* DLPackDevice(PyObject* self, PyObject*) {
+    const Array& array = Of<Array>(self);
+    return Py_BuildValue("(ii)", array.on_device_ == nullptr ? kCpu : kCuda,
+                         array.device_);
   }
 
  private:
@@ -141,14 +157,24 @@ class Array {
     std::shared_ptr<const void> owner;
   };
 
+  // stream: None: the default stream; -1: no wait, by a consumer that uses one
+  // all the same.
+  void MakeWait(PyObject* stream) const {
+    intptr_t handle = kDefaultStream;
+    if (stream != Py_None) handle = PyLong_AsSsize_t(stream);
+    if (PyErr_Occurred() != nullptr) throw PythonError();
+    Check(penstock_device_wait(
+        on_device_, reinterpret_cast<void*>(std::max(handle, kDefaultStream))));
+  }
+
   PyObject* Tensor() const {
     auto exported = std::make_unique<Export>();
     exported->shape = shape_;
     exported->strides = element_strides_;
     exported->owner = owner_;
     exported->tensor = {interface_.data,
-                        kCpu,
-                        0,
+                        on_device_ == nullptr ? kCpu : kCuda,
+                        device_,
                         interface_.dimensions,
                         dtype_->dlpack,
                         static_cast<uint8_t>(8 * dtype_->bytes),
@@ -175,6 +201,8 @@ class Array {
 
   const std::shared_ptr<const void> owner_;
   const DType* const dtype_;
+  penstock_device_batch* on_device_ = nullptr;  // its owner
+  int device_ = 0;
   ArrayInterface interface_;
   std::array<int64_t, kDimensionsMax> shape_{}, strides_{}, element_strides_{};
   static_assert(sizeof(Py_ssize_t) == sizeof(int64_t));
@@ -200,6 +228,19 @@ PyObject* NewArray(bool numpy, std::shared_ptr<const void> owner, void* data,
                                                          of, rows, writable)));
   if (!numpy) return array.release();
   return PyObject_CallFunctionObjArgs(g_asarray, array.get(), nullptr);
+}
+
+PyObject* NewDeviceArray(std::shared_ptr<penstock_device_batch> owner,
+                         int device, uint32_t feature, const Feature& of,
+                         uint64_t rows) {
+  uint64_t bytes = 0;
+  void* const data =
+      const_cast<void*>(penstock_device_data(owner.get(), feature, &bytes));
+  Feature there = of;
+  // Only what the batch has of its room was copied.
+  if (of.of_batch) there.shape = {static_cast<int64_t>(bytes)};
+  return New(g_array_type, std::make_unique<Array>(std::move(owner), device,
+                                                   data, there, rows));
 }
 
 void AddArray(PyObject* module) {

@@ -44,6 +44,10 @@ uint32_t DTypeNamed(const std::string& name);
 // NumPy's over it.
 PyObject* NewArray(bool numpy, std::shared_ptr<const void> owner, void* data,
                    const Feature& of, uint64_t rows, bool writable);
+// An Array on the GPU.
+PyObject* NewDeviceArray(std::shared_ptr<penstock_device_batch> owner,
+                         int device, uint32_t feature, const Feature& of,
+                         uint64_t rows);
 
 }  // namespace penstock::python
 

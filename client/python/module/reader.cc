@@ -51,6 +51,28 @@ class Batch {
           penstock_batch_rows(batch.batch_.get()), false);
     });
   }
+  // to_device(device): an Array on the GPU of each feature.
+  static PyObject* ToDevice(PyObject* self, PyObject* args) {
+    return Entry([&] {
+      int device;
+      Parse(args, "i", &device);
+      const Batch& batch = Of<Batch>(self);
+      penstock_device_batch* made = nullptr;
+      CheckCall(CallWithoutGil(
+          [&] { return penstock_batch_to_device(batch.batch_.get(), &made); }));
+      const std::shared_ptr<penstock_device_batch> owner(
+          made, &penstock_device_release);
+      Object list(PyList_New(0));
+      uint32_t index = 0;
+      for (const Feature& of : *batch.spec_) {
+        const uint64_t rows =
+            of.of_batch ? 1 : penstock_batch_rows(batch.batch_.get());
+        const Object array(NewDeviceArray(owner, device, index++, of, rows));
+        if (PyList_Append(list.get(), array.get()) != 0) throw PythonError();
+      }
+      return list.release();
+    });
+  }
   template <auto kGet>
   static PyObject* Get(PyObject* self, void*) {
     return ToPython(kGet(Of<Batch>(self).batch_.get()));
@@ -230,6 +252,21 @@ class Reader {
     });
   }
 
+  // prefetch_to_device(device, batches): why they are staged, or "".
+  static PyObject* PrefetchToDevice(PyObject* self, PyObject* args) {
+    return Entry([&] {
+      int device;
+      unsigned batches;
+      Parse(args, "iI", &device, &batches);
+      penstock_device_stats stats;
+      Of<Reader>(self).Call([&](penstock_reader* reader) {
+        const int code = penstock_prefetch_to_device(reader, device, batches);
+        return code < 0 ? code : penstock_get_device_stats(reader, &stats);
+      });
+      return ToPython(stats.why_staged == nullptr ? "" : stats.why_staged);
+    });
+  }
+
   template <auto kGet>
   static PyObject* Get(PyObject* self, void*) {
     return Entry([&] { return ToPython(kGet(Of<Reader>(self).Open())); });
@@ -254,17 +291,23 @@ class Reader {
   static PyObject* Stats(PyObject* self, PyObject*) {
     return Entry([&] {
       penstock_stats stats;
-      penstock_get_stats(Of<Reader>(self).Open(), &stats);
+      penstock_reader* const reader = Of<Reader>(self).Open();
+      penstock_get_stats(reader, &stats);
+      penstock_device_stats device{};  // zeros: no GPU
+      (void)penstock_get_device_stats(reader, &device);
       const auto count = [](uint64_t value) {
         return static_cast<unsigned long long>(value);
       };
       return Py_BuildValue(
-          "{sKsKsKsdsKsIsIsKsKsK}", "batches", count(stats.batches), "rows",
-          count(stats.rows), "left_out", count(Of<Reader>(self).left_out_),
-          "wait_s", stats.wait_s, "waits", count(stats.waits), "held",
-          stats.held, "hold_max", stats.hold_max, "skipped",
-          count(stats.skipped), "redelivered", count(stats.redelivered),
-          "reconnects", count(stats.reconnects));
+          "{sKsKsKsdsKsIsIsKsKsKsKsKsK}", "batches", count(stats.batches),
+          "rows", count(stats.rows), "left_out",
+          count(Of<Reader>(self).left_out_), "wait_s", stats.wait_s, "waits",
+          count(stats.waits), "held", stats.held, "hold_max", stats.hold_max,
+          "skipped", count(stats.skipped), "redelivered",
+          count(stats.redelivered), "reconnects", count(stats.reconnects),
+          "device_bytes", count(device.device_bytes), "registered_bytes",
+          count(device.registered_bytes), "staging_bytes",
+          count(device.staging_bytes));
     });
   }
 
@@ -330,6 +373,7 @@ class Reader {
 PyMethodDef kBatchMethods[] = {
     {"array", &Batch::GetArray, METH_VARARGS, nullptr},
     {"ids", &Batch::Ids, METH_NOARGS, nullptr},
+    {"to_device", &Batch::ToDevice, METH_VARARGS, nullptr},
     {}};
 PyGetSetDef kBatchMembers[] = {
     Member("rows", &Batch::Get<penstock_batch_rows>),
@@ -351,6 +395,7 @@ PyMethodDef kReaderMethods[] = {
     {"first_free_row", &Reader::FirstFreeRow, METH_NOARGS, nullptr},
     {"reset", &Reader::Reset, METH_VARARGS, nullptr},
     {"stop_job", &Reader::StopJob, METH_O, nullptr},
+    {"prefetch_to_device", &Reader::PrefetchToDevice, METH_VARARGS, nullptr},
     {"set_weights", &Reader::SetWeights, METH_VARARGS, nullptr},
     {"fileno", &Reader::Fileno, METH_NOARGS, nullptr},
     {"element_spec", &Reader::ElementSpec, METH_NOARGS, nullptr},

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import collections
+import sys
+import weakref
 from collections.abc import Mapping
-from typing import (TYPE_CHECKING, Any, Deque, Dict, Iterator, NamedTuple,
+from typing import (TYPE_CHECKING, Any, Callable, Deque, Dict, Iterator, NamedTuple,
                     Optional, Sequence, Tuple)
 
 import numpy as np
@@ -14,6 +16,8 @@ from penstock import _core, errors
 if TYPE_CHECKING:
     import tensorflow
     import torch
+
+    Tensors = Dict[str, torch.Tensor]
 
 
 class TensorSpec(NamedTuple):
@@ -103,11 +107,48 @@ def check_lists(lists: str) -> str:
     return lists
 
 
-class Holds:
-    """Batches that a device reads until an event has passed."""
+def device_number(device: Any) -> int:
+    """CUDA's number of a GPU: of "cuda", "cuda:1", 1, a torch.device; of None, and
+    without a number, of the one that is PyTorch's current one, else 0. ValueError:
+    no GPU of CUDA."""
+    if isinstance(device, int) and device >= 0:
+        return device
+    kind, _, number = str("cuda" if device is None else device).partition(":")
+    if kind != "cuda" or number and not number.isdigit():
+        raise ValueError(f"device: wanted 'cuda', 'cuda:1' or a number, got {device!r}")
+    if number:
+        return int(number)
+    torch = sys.modules.get("torch")
+    return torch.cuda.current_device() if (
+        torch is not None and torch.cuda.is_initialized()) else 0
 
-    def __init__(self) -> None:
+
+class Holds:
+    """What a reader's batches have to do with a device: those that it reads until an
+    event has passed; the GPU that all are copied to.
+
+    Args:
+      prefetch: the Reader's prefetch_to_device.
+    """
+
+    def __init__(self, prefetch: Callable[[Any], None]) -> None:
         self._waiting: Deque[Tuple[Any, Any]] = collections.deque()
+        self._prefetch = weakref.WeakMethod(prefetch)
+        self.device: Optional[int] = None
+
+    def device_of(self, device: Any) -> int:
+        """The GPU that batches are copied to; opens it. ValueError: it is another."""
+        if self.device is None:
+            prefetch = self._prefetch()
+            if prefetch is None:
+                raise errors.FailedPrecondition("the reader is gone: copy its batches "
+                                                "to the GPU before")
+            prefetch(device)
+        assert self.device is not None
+        if device is not None and device_number(device) != self.device:
+            raise ValueError(f"device: this reader copies to cuda:{self.device}, not to "
+                             f"{device}: attach another one for that")
+        return self.device
 
     def add(self, event: Any, core: _core.Batch) -> None:
         """Holds the batch until the event has passed. TypeError: no event."""
@@ -213,7 +254,7 @@ class Batch(Mapping[str, np.ndarray]):
 
     # ---- as tensors of a framework
 
-    def torch(self, lists: str = "bound") -> Dict[str, "torch.Tensor"]:
+    def torch(self, lists: str = "bound") -> "Tensors":
         """CPU tensors by name, over a private copy-on-write mapping of the batch.
 
         Only pages that are written in place are copied; no other process sees
@@ -232,8 +273,56 @@ class Batch(Mapping[str, np.ndarray]):
         import torch
 
         check_lists(lists)
-        tensors = {name: torch.from_dlpack(self._exporter(index))
-                   for name, index in self._features.places()}
+        return self._with_lists({name: torch.from_dlpack(self._exporter(index))
+                                 for name, index in self._features.places()}, lists)
+
+    def cuda(self, device: Any = None, lists: str = "bound") -> "Tensors":
+        """Tensors by name on a GPU, ``[rows, *shape]``: as ``to_device``, for PyTorch's
+        current stream.
+
+        Work on another stream has to be waited for there before the tensors are dropped
+        (``record_stream`` knows nothing of their memory, nor ``memory_allocated``).
+
+        Args:
+          lists: as for ``torch``.
+
+        Raises:
+          ValueError: another word, or another GPU.
+          NotFound, ResourceExhausted, FailedPrecondition: as ``to_device``.
+        """
+        import torch
+
+        check_lists(lists)
+        return self._with_lists({name: torch.from_dlpack(array)
+                                 for name, array in self.to_device(device).items()}, lists)
+
+    def to_device(self, device: Any = None) -> Dict[str, Any]:
+        """The batch on a GPU: objects by name for ``jax.dlpack.from_dlpack``,
+        ``cupy.from_dlpack``, ``torch.from_dlpack`` and others that take ``__dlpack__``
+        of a CUDA device.
+
+        ``Reader.prefetch_to_device`` has had it copied, else it is called here. The copy
+        is not waited for: the stream that a consumer names waits, and the memory is
+        written again only after what that stream had to do when the last array was
+        dropped. The batch may be released at once: the broker gets its memory back when
+        the copy has been made. A second call makes a second copy. Any thread.
+
+        Args:
+          device: "cuda", "cuda:1", 1; None: the reader's, else the current one.
+
+        Raises:
+          ValueError: no GPU of CUDA, or another one than the reader's.
+          NotFound: no driver, or no such GPU.
+          ResourceExhausted: no memory on the GPU, or to be pinned.
+          FailedPrecondition: the batch is released, or the reader closed.
+        """
+        number = self._holds.device_of(device)
+        arrays = self._held().to_device(number)
+        return {name: arrays[index] for name, index in self._features.places()}
+
+    def _with_lists(self, tensors: "Tensors", lists: str) -> "Tensors":
+        import torch
+
         if lists == "bound":
             return tensors
         of_lists = {}
@@ -245,8 +334,9 @@ class Batch(Mapping[str, np.ndarray]):
                 of_lists[name] = tensor[:, :self._longest(name)]
             else:
                 # Few operations of PyTorch take one with gaps.
-                lengths = torch.from_numpy(self.lengths(name).copy())
-                used = torch.arange(tensor.shape[1]) < lengths[:, None]
+                lengths = torch.from_numpy(self.lengths(name).copy()).to(tensor.device)
+                used = torch.arange(tensor.shape[1], device=tensor.device) < (
+                    lengths[:, None])
                 of_lists[name] = torch.nested.nested_tensor_from_jagged(
                     tensor[used], torch.cat([lengths.new_zeros(1), lengths.cumsum(0)]))
         return {**tensors, **of_lists}

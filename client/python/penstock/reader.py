@@ -19,7 +19,7 @@ from typing import (Any, Callable, Dict, Iterator, List, Mapping, Optional, Sequ
 import numpy as np
 
 from penstock import _core, agreement, errors, rendezvous
-from penstock.batch import Batch, Features, Holds, TensorSpec
+from penstock.batch import Batch, Features, Holds, TensorSpec, device_number
 from penstock.dataset import Dataset
 from penstock.spec_values import Path
 
@@ -121,7 +121,7 @@ class Reader:
         self._ended = False
         self._closed = False
         self._next_calls = 0  # calls of the core's next
-        self._holds = Holds()
+        self._holds = Holds(self.prefetch_to_device)
         self._read_spec()
 
     def _read_spec(self) -> None:
@@ -171,6 +171,34 @@ class Reader:
         if core is False:
             self._ended = True
         return core
+
+    def prefetch_to_device(self, device: Any = None, size: int = 2) -> None:
+        """From now on each batch is copied to a GPU when it is taken, and up to ``size``
+        that are ready before they are asked for; ``Batch.cuda`` and ``Batch.to_device``
+        give them.
+
+        The GPU reads shared memory, which the driver pins; where it cannot, batches go by
+        way of pinned buffers, which a RuntimeWarning says. Those ahead count as not
+        taken: if this process dies, its successor gets them, and a state leaves them to
+        the next batch. In dynamic delivery one is ready at a time. Memory on the GPU: the
+        largest batch times ``size + 2``, and what the loop keeps beyond that; ``stats``
+        has it.
+
+        Args:
+          device: "cuda", "cuda:1", 1; None: PyTorch's current one, else 0.
+          size: 0 to 32.
+
+        Raises:
+          ValueError: no GPU of CUDA.
+          NotFound: no driver, or no such GPU.
+          FailedPrecondition: the reader has a GPU already.
+        """
+        found = device_number(device)
+        why = self._core.prefetch_to_device(found, index("size", size, 0, 32))
+        self._holds.device = found
+        if why:
+            warnings.warn(f"penstock: batches go to cuda:{found} by way of pinned buffers, "
+                          f"one copy more: {why}", RuntimeWarning, stacklevel=2)
 
     def __iter__(self) -> Iterator[Batch]:
         """The remaining batches of all epochs."""
@@ -284,7 +312,8 @@ class Reader:
         ``left_out`` (rows that ``on_error: skip`` left out of them), ``wait_s``
         (seconds spent with nothing ready), ``waits``, ``held`` (batches held now),
         ``hold_max``, ``skipped`` (batches missed, ``lag="skip"``), ``redelivered``,
-        ``reconnects``."""
+        ``reconnects``; bytes of ``prefetch_to_device`` now: ``device_bytes`` on the GPU,
+        ``registered_bytes`` of shared memory and ``staging_bytes`` of its own, pinned."""
         return self._core.stats()
 
     # ---- checkpoint, elastic runs, end

@@ -33,7 +33,7 @@ from penstock.private_broker import environment
 from penstock.reader import (Epoch, Reader, State, attach, no_epoch_left,
                              state_text)
 from penstock.torch_ranks import group_size, meeting, ranks_of, world_size_of
-from penstock.torch_rows import IterableRows, MapStyleRows, SpecRows, is_iterable
+from penstock.torch_rows import IterableRows, MapStyleRows, SpecRows, is_iterable, tell
 
 _UNSET: Any = object()
 
@@ -100,9 +100,11 @@ class DataLoader(data.IterableDataset):  # type: ignore[misc]
       lists: of a spec: features whose rows differ in length, "bound" (the default),
         "padded" or "nested" (``Batch.torch``).
       device: None or "cpu": tensors over the batch's memory, which is held while one
-        of them is alive (``Batch.torch``). Else copies on this device. A copy to a
-        CUDA device goes through pinned memory, asynchronously on the current stream,
-        and the batch is free at once.
+        of them is alive (``Batch.torch``). Else copies on this device. A CUDA device
+        reads the batch from shared memory (``Batch.cuda``); without libcuda.so.1 it goes
+        through PyTorch's pinned memory, which a warning says.
+      prefetch_to_device: how many batches are copied to a CUDA device before they are
+        asked for (``Reader.prefetch_to_device``).
       **options: as ``penstock.attach``.
 
     Raises:
@@ -137,6 +139,7 @@ class DataLoader(data.IterableDataset):  # type: ignore[misc]
                  features: Optional[Sequence[str]] = None,
                  lists: Optional[str] = None,
                  device: Union[str, torch.device, None] = None,
+                 prefetch_to_device: int = 2,
                  _name: Optional[str] = None,
                  **options: Any):
         unknown = set(options) - set(inspect.signature(attach).parameters)
@@ -158,6 +161,7 @@ class DataLoader(data.IterableDataset):  # type: ignore[misc]
         self._split = (options.get("delivery") or "split") == "split"
         self._chosen = features
         self._device = None if device is None else torch.device(device)
+        self._ahead = prefetch_to_device
         self.pin_memory = bool(pin_memory)
         self._reader: Optional[Reader] = None
         self._left: Optional[int] = None  # the epoch of a loop that has not ended it
@@ -177,7 +181,8 @@ class DataLoader(data.IterableDataset):  # type: ignore[misc]
             raise TypeError(f"{'lists' if features is None else 'features'}: they are "
                             "those of a spec; a dataset's batches are nested as its "
                             "samples are")
-        self._given = dict(given, device=device, **options)
+        self._given = dict(given, device=device, prefetch_to_device=prefetch_to_device,
+                           **options)
         self._rows = rows = (IterableRows if is_iterable(dataset) else MapStyleRows)(
             dataset, _name or _name_of(dataset), **given)
         # The attributes that PyTorch's has.
@@ -229,6 +234,7 @@ class DataLoader(data.IterableDataset):  # type: ignore[misc]
             self._features = (None if self._chosen is None else
                               reader.element_spec.chosen(self._chosen))
             self._rows.attached(reader)
+            self._rows.on_gpu = self._prefetch(reader)
         except BaseException:
             reader.close()
             raise
@@ -236,6 +242,18 @@ class DataLoader(data.IterableDataset):  # type: ignore[misc]
         self._ranks_known = (reader.world_size * reader.replicas > 1
                              or "world_size" in options)
         return reader
+
+    def _prefetch(self, reader: Reader) -> bool:
+        """Whether batches come to the device without PyTorch."""
+        if self._device is None or self._device.type != "cuda" or torch.version.hip:
+            return False
+        try:
+            reader.prefetch_to_device(self._device, self._ahead)
+        except errors.NotFound as error:
+            tell(f"penstock.torch.DataLoader: {error}: batches go to {self._device} by way "
+                 "of PyTorch's pinned memory")
+            return False
+        return True
 
     def _steps(self) -> Optional[int]:
         """Steps of an epoch, where they are known before it is attached."""

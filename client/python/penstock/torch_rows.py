@@ -50,6 +50,8 @@ class Rows:
 
     # Whether the next loop after a ``break`` is of the next epoch.
     loop_is_epoch = True
+    # Whether batches are on the loop's GPU.
+    on_gpu = False
 
     def source(self, options: Dict[str, Any],
                ranks: Optional[map_style.Ranks]) -> Tuple[Any, Dict[str, Any]]:
@@ -98,6 +100,8 @@ class SpecRows(Rows):
 
     def result(self, batch: Batch, reader: Reader,
                placed: Callable[[torch.Tensor], torch.Tensor]) -> Any:
+        if self.on_gpu:
+            return batch.cuda(lists=self._lists)
         tensors = batch.torch(self._lists)
         return {name: placed(tensor) for name, tensor in tensors.items()}
 
@@ -183,12 +187,13 @@ class ObjectRows(Rows):
     def raising(self) -> ContextManager[None]:
         return map_style.raising()
 
-    @staticmethod
-    def _whole(batch: Batch, reader: Reader, placed: Callable[[torch.Tensor], torch.Tensor]
+    def _whole(self, batch: Batch, reader: Reader, placed: Callable[[torch.Tensor], torch.Tensor]
                ) -> Callable[[int], torch.Tensor]:
         """Gives the first bytes of a batch as a tensor."""
 
         def whole(size: int) -> torch.Tensor:
+            if self.on_gpu:
+                return batch.cuda()["batch"][0, :size]
             tensor = batch.torch()["batch"][0, :size]
             stats = reader.stats()
             # A loop that keeps its batches gets copies: the broker needs the memory.
