@@ -3,7 +3,7 @@
 // driver. The protocol is that of bench/peers/common.py: JSON lines over the
 // driver's Unix socket.
 //
-//   consumer SOCKET split|broadcast [no-touch]      (started by penstock run)
+//   consumer SOCKET DELIVERY [no-touch]      (started by penstock run)
 #include <sys/socket.h>
 #include <sys/un.h>
 #include <unistd.h>
@@ -196,7 +196,7 @@ void Consume(const std::string& socket_path, const std::string& delivery,
 int main(int argc, char** argv) {
   const bool touch = argc == 3;
   if (!touch && (argc != 4 || std::string(argv[3]) != "no-touch")) {
-    Print(stderr, "usage: consumer SOCKET split|broadcast [no-touch]\n");
+    Print(stderr, "usage: consumer SOCKET DELIVERY [no-touch]\n");
     return 2;
   }
   try {

@@ -34,7 +34,6 @@ import collections
 import json
 import os
 import pathlib
-import signal
 import statistics
 import subprocess
 import sys
@@ -323,8 +322,6 @@ def parse_arguments():
 
 def main():
     options = parse_arguments()
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
-    measure.adopt_orphans()
     load = os.getloadavg()[0]
     with tempfile.TemporaryDirectory(prefix="penstock-makers-") as work:
         work = pathlib.Path(work)
@@ -349,12 +346,7 @@ def main():
         cases = [Case(title, all_peers) for title in options.cases]
         say(f"{peers.machine()}\n{what}, batches of {options.batch}; median ± standard "
             f"deviation of {options.runs} interleaved runs of {options.window:g} s")
-        if load > 0.5:
-            say(f"others use this machine (load {load:.1f}): do not trust the rates")
-        for peer in all_peers.values():
-            say(f"  {peer.title}: " + (peer.missing or ", ".join(
-                [f"{name} {version}" for name, version in peer.versions.items()]
-                + [peer.module.NOTE])))
+        peers.say_conditions({peer.title: peer for peer in all_peers.values()}, load)
         for turn in range(options.runs):
             first = turn % len(cases)
             for case in cases[first:] + cases[:first]:
@@ -381,7 +373,4 @@ def main():
 
 
 if __name__ == "__main__":
-    try:
-        main()
-    except KeyboardInterrupt:
-        sys.exit(130)
+    measure.run(main)

@@ -41,7 +41,6 @@ import importlib
 import json
 import os
 import pathlib
-import signal
 import statistics
 import subprocess
 import sys
@@ -60,11 +59,24 @@ WORKLOADS = ["divided", "shared"]
 # What figures must have in common to be shown together.
 SAME_TO_RESUME = ["machine", "data", "batch", "dtype", "from", "window_s",
                   "interleaved_runs"]
+# Looked up on 2026-11-30, in PyPI and the repositories.
+RESTING = {"ffcv": "no commit since May 2024",
+           "mosaicml-streaming": "no commit since July 2025"}
 PYTHON = "/usr/bin/python3"  # Debian 12's 3.11: all peers have wheels for it
 
 
 def say(text=""):
     print(text, flush=True)
+
+
+def say_conditions(peers, load):
+    """Whether others use the machine; the versions and notes of {title: peer}."""
+    if load > 0.5:
+        say(f"others use this machine (load {load:.1f}): do not trust the rates")
+    for title, peer in peers.items():
+        say(f"  {title}: " + (peer.missing or ", ".join(
+            [f"{name} {version}" for name, version in peer.versions.items()]
+            + [peer.module.NOTE] + ([peer.rests] if peer.rests else []))))
 
 
 class Progress:
@@ -94,6 +106,12 @@ class Peer:
     @property
     def title(self):
         return self.module.TITLE
+
+    @property
+    def rests(self):
+        """What is known of its package's development if that has ended, or ""."""
+        return next((RESTING[name] for name in self.module.DISTRIBUTIONS
+                     if name in RESTING), "")
 
     def role(self, role, config):
         return [self.python, PARTS / f"{self.module.__name__}.py", role,
@@ -413,7 +431,8 @@ def print_table(comparison, workload, consumers):
                 f"{row['start_s'] - row['first_batch_s']:.1f}"
                 f"+{row['first_batch_s']:.1f}", settings_text(row["settings"])
                 + ("" if row["padding"] is None else
-                   f" ({100 * row['padding']:.2f} % is padding)")))
+                   f" ({100 * row['padding']:.2f} % is padding)")
+                + (f" ({peer.rests})" if peer.rests else "")))
             continue
         if peer.missing:
             why = peer.missing
@@ -466,9 +485,18 @@ def print_goals(comparison):
             if row := found.get("pytorch"):
                 goal(f"rate over {row['title']}'s",
                      row["samples_per_s_ratio"][0], 3)
+    shares = {peer.name: peer.module.SHARES for peer in comparison.peers}
+    for peer in comparison.peers if what.JOBS_GOAL else ():
+        found = [row for name, row in rows("shared", 2).items()
+                 if shares[name] == peer.module.SHARES]
+        ours = (comparison.row("shared", 2, peer)
+                if peer.name.startswith("penstock") else None)
+        if found and ours:
+            best = max(found, key=lambda row: row["samples_per_s"])
+            goal(f"two jobs: rate of {ours['title']}, over {best['title']}'s",
+                 ours["samples_per_s"] / best["samples_per_s"], what.JOBS_GOAL)
     if found := rows("shared", 8):
         say("\nshared, 8 consumers")
-        shares = {peer.name: peer.module.SHARES for peer in comparison.peers}
         for name, row in found.items():
             goal(f"rate over {row['title']}'s, which "
                  f"{'shares' if shares[name] else 'decodes per consumer'}",
@@ -650,9 +678,6 @@ def make_data(options, logs):
 
 def main():
     options = parse_arguments()
-    # Ended from outside, it still ends what it started.
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
-    measure.adopt_orphans()
     options.venvs.mkdir(parents=True, exist_ok=True)
     progress = Progress()
     peers = [Peer(name, DATA[options.data].PEERS[name])
@@ -690,13 +715,7 @@ def main():
     say(f"{head['machine']}\n{data}, batches of {options.batch} per consumer, "
         f"{options.dtype}; mean ± standard deviation of {options.runs} "
         f"interleaved runs of {options.window:g} s")
-    if head["load_before"] > 0.5:
-        say(f"others use this machine (load {head['load_before']}): do not "
-            "trust the rates")
-    for peer in peers:
-        say(f"  {peer.title}: " + (peer.missing or ", ".join(
-            [f"{name} {version}" for name, version in peer.versions.items()]
-            + [peer.module.NOTE])))
+    say_conditions({peer.title: peer for peer in peers}, head["load_before"])
     with tempfile.TemporaryDirectory(prefix="penstock-peers-") as work:
         comparison = Comparison(options, peers, pathlib.Path(work), progress)
         if options.settings:
@@ -730,7 +749,4 @@ def main():
 
 
 if __name__ == "__main__":
-    try:
-        main()
-    except KeyboardInterrupt:
-        sys.exit(130)
+    measure.run(main)

@@ -25,7 +25,8 @@ the mean and the range of the ratios, turn by turn:
             iterable; of two ranks with so many workers each; and the memory that
             an epoch takes. With 0 workers PyTorch makes the samples in the program
   producer  batches of NumPy rows from one process to another: penstock.producer
-            beside multiprocessing.Queue, one consumer, small rows and large ones
+            beside multiprocessing.Queue and, where it is installed, iceoryx2; one
+            consumer, small rows and large ones. As many as go, and one at a time
 
 Isolation: one thing at a time, a private broker for each table. Limits: two
 processors here, so what is made and who takes it share them.
@@ -36,7 +37,9 @@ processors here, so what is made and who takes it share them.
 
 import argparse
 import concurrent.futures
+import contextlib
 import functools
+import itertools
 import json
 import multiprocessing
 import os
@@ -459,56 +462,154 @@ def loader_tables(records, all_workers):
 
 # ---- producer
 
-def put_rows(socket, shape, batch, batches):
-    rows = {"row": np.zeros((batch, *shape), "uint8")}
-    spec = {"row": penstock.TensorSpec(shape, "uint8")}
-    with penstock.producer("rows", spec, batch=batch, socket=socket) as out:
-        for _ in range(batches):
-            out.put(rows)
+ROOM = 8  # batches that may be on their way
 
 
-def producer_rate(shape, batch, batches):
-    """Batches a second."""
-    spec = {"row": penstock.TensorSpec(shape, "uint8")}
-    context = multiprocessing.get_context("spawn")
-    with penstock.broker() as broker:
-        process = context.Process(target=put_rows, args=(
-            broker.socket, shape, batch, batches))
-        process.start()
-        dataset = penstock.Dataset.stream(spec).batch(batch).prefetch(8)
-        taken, begin = 0, 0
+class PenstockProducer:
+    TITLE = "penstock.producer"
+    around = staticmethod(penstock.broker)
+
+    def __init__(self, _, shape, batch):
+        self.batch = batch
+        self.spec = {"row": penstock.TensorSpec(shape, "uint8")}
+
+    def giver(self):
+        with penstock.producer("rows", self.spec, batch=self.batch) as out:
+            yield lambda rows: out.put({"row": rows})
+
+    def taken(self, _):
+        dataset = penstock.Dataset.stream(self.spec).batch(self.batch).prefetch(ROOM)
         with penstock.attach(dataset, job="rows") as reader:
             for epoch in reader.epochs():
                 for rows in epoch:
-                    taken += bool(begin)
-                    begin = begin or time.perf_counter()
-                    rows["row"][0].sum()
-            spent = time.perf_counter() - begin
-        process.join()
-    return taken / spent
+                    yield rows["row"]
 
 
-def send_rows(queue, shape, batch, batches):
-    rows = {"row": np.zeros((batch, *shape), "uint8")}
-    for _ in range(batches):
-        queue.put(rows)
-    queue.put(None)
+class Queue:
+    TITLE = "multiprocessing.Queue"
+    around = contextlib.nullcontext
+
+    def __init__(self, context, *_):
+        self.queue = context.Queue(ROOM)
+
+    def giver(self):
+        yield self.queue.put
+
+    def taken(self, count):
+        return (self.queue.get() for _ in range(count))
 
 
-def queue_rate(shape, batch, batches):
+class Iceoryx2:
+    """A publisher and a subscriber that spins. What finds no room is dropped, whatever
+    the strategy (0.10.0), so the publisher waits for the count of those taken."""
+
+    TITLE = "iceoryx2, spinning"
+    around = contextlib.nullcontext
+
+    def __init__(self, context, shape, batch):
+        self.shape, self.name = (batch, *shape), f"penstock-{time.monotonic_ns()}"
+        self.done = context.RawValue("q")
+
+    def opened(self):
+        import ctypes
+        import iceoryx2
+        iceoryx2.set_log_level(iceoryx2.LogLevel.Error)
+        node = iceoryx2.NodeBuilder.new().create(iceoryx2.ServiceType.Ipc)
+        return node, (
+            node.service_builder(iceoryx2.ServiceName.new(self.name))
+            .publish_subscribe(iceoryx2.Slice[ctypes.c_uint8])
+            .enable_safe_overflow(False).subscriber_max_buffer_size(ROOM)
+            .open_or_create())
+
+    def rows(self, sample):
+        view = sample.payload().as_memory_view()
+        return np.frombuffer(view, np.uint8).reshape(self.shape)
+
+    def giver(self):
+        _node, service = self.opened()
+        size = int(np.prod(self.shape))
+        publisher = service.publisher_builder().initial_max_slice_len(size).create()
+        numbers = itertools.count()
+
+        def put(rows):
+            number = next(numbers)
+            while number - self.done.value >= ROOM:
+                pass
+            sample = publisher.loan_slice_uninit(size)
+            self.rows(sample)[...] = rows
+            if sample.assume_init().send() != 1:
+                raise RuntimeError("iceoryx2 dropped a batch")
+
+        while service.dynamic_config.number_of_subscribers == 0:
+            time.sleep(0.01)
+        yield put
+        count = next(numbers)
+        while self.done.value < count:  # its samples end with it
+            time.sleep(0.01)
+
+    def taken(self, count):
+        _node, service = self.opened()
+        subscriber = service.subscriber_builder().create()
+        for number in range(count):
+            while (sample := subscriber.receive()) is None:
+                pass
+            yield self.rows(sample)
+            self.done.value = number + 1
+
+
+def give(way, shape, batch, count, done):
+    """In a process of its own; done: how many have been taken, where each waits for the
+    one before and tells when it is put."""
+    rows = np.zeros((batch, *shape), "uint8")
+    stamp = rows.reshape(-1)[:8].view(np.int64)
+    for put in way.giver():
+        for number in range(count):
+            while done is not None and done.value < number:
+                time.sleep(0.001)
+            stamp[0] = time.monotonic_ns()
+            put(rows)
+
+
+def hand_over(make, shape, batch, count, alone):
+    """Batches a second; alone: the median of the microseconds from before put until a
+    batch is taken, while no other is on its way."""
     context = multiprocessing.get_context("spawn")
-    queue = context.Queue(8)
-    process = context.Process(target=send_rows,
-                              args=(queue, shape, batch, batches))
-    process.start()
-    taken, begin = 0, 0
-    while (rows := queue.get()) is not None:
-        taken += bool(begin)
-        begin = begin or time.perf_counter()
-        rows["row"][0].sum()
-    spent = time.perf_counter() - begin
-    process.join()
-    return taken / spent
+    done = context.RawValue("q") if alone else None
+    way = make(context, shape, batch)
+    process = context.Process(target=give, args=(way, shape, batch, count, done))
+    times, begin = [], 0
+    with way.around():
+        process.start()
+        for number, rows in enumerate(way.taken(count), 1):
+            if alone:
+                stamp = rows.reshape(-1)[:8].view(np.int64)[0]
+                times.append((time.monotonic_ns() - stamp) / 1000)
+                done.value = number
+            begin = begin or time.perf_counter()
+            rows[0].sum()
+        spent = time.perf_counter() - begin
+        del rows
+        process.join()
+    if alone:
+        return statistics.median(times[count // 2:])  # after a warm-up
+    return (count - 1) / spent
+
+
+def producer_tables(tiny):
+    ways = [Queue, PenstockProducer]
+    try:
+        import iceoryx2  # noqa: F401
+        ways.append(Iceoryx2)
+    except ImportError:
+        print("no iceoryx2 (pip install iceoryx2)", file=sys.stderr)
+    for shape, batch, count in (((8,), 64, 20_000), (IMAGE, 64, 500)):
+        size = batch * int(np.prod(shape))
+        for alone, unit in ((False, "batches/s"), (True, "us, put to taken, one at a time")):
+            table = Table(f"batches of {batch} rows, {size} bytes", unit)
+            shown = (shape, batch, 20 if tiny else count // 4 if alone else count, alone)
+            for way in ways:
+                table.add(way.TITLE, functools.partial(hand_over, way, *shown))
+            yield table
 
 
 def main():
@@ -597,18 +698,7 @@ def main():
             except ImportError:
                 print("no torch: without the loaders", file=sys.stderr)
         if wanted("producer"):
-            for shape, batch, batches in (((8,), 64, 20_000),
-                                          (IMAGE, 64, 500)):
-                size = batch * int(np.prod(shape))
-                table = Table(f"batches of {batch} rows, {size} bytes",
-                              "batches/s")
-                count = 20 if options.tiny else batches
-                shown = (shape, batch, count)
-                table.add("multiprocessing.Queue",
-                          lambda shown=shown: queue_rate(*shown))
-                table.add("penstock.producer",
-                          lambda shown=shown: producer_rate(*shown))
-                tables.append(table)
+            tables += producer_tables(options.tiny)
         for table in tables:
             table.measure(runs)
             if not options.json:

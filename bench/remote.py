@@ -37,7 +37,6 @@ import os
 import pathlib
 import random
 import shutil
-import signal
 import statistics
 import subprocess
 import sys
@@ -431,8 +430,6 @@ def measured(options, cases, work):
 
 def main():
     options = parse_arguments()
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
-    measure.adopt_orphans()
     # Any: the store asks for none, its clients do.
     os.environ.update(AWS_ACCESS_KEY_ID="key", AWS_SECRET_ACCESS_KEY="secret",
                       AWS_DEFAULT_REGION="us-east-1", AWS_EC2_METADATA_DISABLED="true")
@@ -463,12 +460,7 @@ def main():
                 f"{options.latency_ms:g} ms to an answer")
             + f"; mean ± standard deviation of {options.runs} interleaved runs, × is how "
             "many times better Penstock is")
-        if load > 0.5:
-            say(f"others use this machine (load {load:.1f}): do not trust the rates")
-        for case in cases:
-            say(f"  {case.title}: " + (case.peer.missing or ", ".join(
-                [f"{name} {version}" for name, version in case.peer.versions.items()]
-                + [case.peer.module.NOTE])))
+        peers.say_conditions({case.title: case.peer for case in cases}, load)
         links = measured(options, cases, work)
     print_table("first epoch", cases, options, options.rooms[0], 0)
     for room in options.rooms:
@@ -492,7 +484,4 @@ def main():
 
 
 if __name__ == "__main__":
-    try:
-        main()
-    except KeyboardInterrupt:
-        sys.exit(130)
+    measure.run(main)

@@ -39,7 +39,6 @@ import json
 import os
 import pathlib
 import shutil
-import signal
 import statistics
 import sys
 import tempfile
@@ -231,8 +230,6 @@ def parse_arguments():
 
 def main():
     options = parse_arguments()
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
-    measure.adopt_orphans()
     logs = options.venvs / "logs"
     logs.mkdir(parents=True, exist_ok=True)
     cases = [Case(options.question, *case) for case in QUESTIONS[options.question]
@@ -288,7 +285,4 @@ def main():
 
 
 if __name__ == "__main__":
-    try:
-        main()
-    except KeyboardInterrupt:
-        sys.exit(130)
+    measure.run(main)

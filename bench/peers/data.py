@@ -56,6 +56,7 @@ class Data:
     SHUFFLE_KEYS = ""  # of its shuffle, beside the seed
     ITEM, ITEMS = "sample", 1  # what a rate counts, and how many a sample has
     RATE_GOAL = 1.5  # over the fastest peer
+    JOBS_GOAL = None  # the same, of two jobs
     LENGTHS = False  # are a batch's second values the lengths of its first?
     VENV = None  # that `make` runs in, and Python of the broker
 
@@ -84,6 +85,10 @@ class Photographs(Data):
         "dali": "dali_pipeline",
         "webdataset": "web_dataset",
         "streaming": "mosaic_streaming",
+        "litdata": "litdata_chunks",
+        "ray": "ray_photographs",
+        "torchdata": "torchdata_loader",
+        "lance": "lance_photographs",
         "tensorsocket": "tensor_socket",
         "python": "plain_pillow",
     }
@@ -280,6 +285,25 @@ class CachedOnDisk(Cached):
 class Snapshot(Cached):
     """The same, kept in a snapshot, and in what Dataset.save makes."""
     KEEP = "snapshot: {{path: {folder}/snapshot}}"
+
+
+class HalfKept(Cached):
+    """Jobs beside each other (--workloads shared --consumers 2): as cached, with room for half of the rows."""
+    PEERS = {"penstock": "penstock_jobs", "penstock-broadcast": "penstock_broker",
+             "tf-service": "tf_service_jobs", "tf-service-shared": "tf_service_shared",
+             "pytorch": "torch_kept", "pytorch-tuned": "torch_centre"}
+    KEEP = "cache: {{memory: {room}}}"
+    JOBS_GOAL = 3.45  # what Seneca (FAST '26) claims
+
+    @classmethod
+    def kept(cls, config):
+        """How many rows are kept, in all jobs together."""
+        return len(common.photographs(config["photographs"])) // 2
+
+    @classmethod
+    def steps(cls, config):
+        row_bytes = cls.SIZE * cls.SIZE * 3 + 8  # with the label
+        return super().steps({**config, "room": cls.kept(config) * (row_bytes + 8)})
 
 
 class Boxes(Photographs):
@@ -633,7 +657,8 @@ DATA = {"photographs": Photographs, "randaugment": RandAugment, "mixup": Mixup,
         "packed": Packed, "packed-split": PackedSplit, "flac": Flac, "parquet": Parquet, "boxes": Boxes,
         "json": JsonLines, "python": Python, "mixture": Mixture,
         "balanced": Balanced, "cached": Cached,
-        "cached-on-disk": CachedOnDisk, "snapshot": Snapshot}
+        "cached-on-disk": CachedOnDisk, "snapshot": Snapshot,
+        "half-kept": HalfKept}
 
 if __name__ == "__main__":
     DATA[sys.argv[1]].make(sys.argv[2], sys.argv[3])

@@ -9,6 +9,7 @@ workers anew in each. Settings: 0, 1 or 2 workers.
 import functools
 import io
 import os
+import pathlib
 import sys
 
 import common
@@ -32,18 +33,27 @@ def load_libraries():
     return litdata
 
 
-def sample(files, index):
+def samples(files):
+    """Of photographs, or of them in MDS shards."""
+    if not pathlib.Path(files, "index.json").exists():
+        return common.photographs(files)
     common.import_torchvision()
     from streaming import LocalDataset
-    return LocalDataset(files)[index]
+    return LocalDataset(files)
+
+
+def sample(files, index):
+    row = samples(files)[index]
+    if isinstance(row, dict):
+        return row
+    path, label = row
+    return {"jpg": pathlib.Path(path).read_bytes(), "label": label}
 
 
 def prepare(files, folder):
     litdata = load_libraries()
-    from streaming import LocalDataset
-    count = len(LocalDataset(files))
-    litdata.optimize(functools.partial(sample, files), list(range(count)), folder,
-                     chunk_bytes="16MB", num_workers=1)
+    litdata.optimize(functools.partial(sample, files), list(range(len(samples(files)))),
+                     folder, chunk_bytes="16MB", num_workers=1)
 
 
 def batches(config):

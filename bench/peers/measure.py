@@ -20,6 +20,7 @@ import signal
 import socket
 import statistics
 import subprocess
+import sys
 import time
 
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
@@ -30,6 +31,16 @@ KILL_AFTER_S = 3  # given to a peer to end by itself before it is killed
 
 class PeerFailed(Exception):
     """The peer cannot be measured; the message has its last lines."""
+
+
+def run(main):
+    """A benchmark's main: ended from outside, it still ends what it started."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    adopt_orphans()
+    try:
+        main()
+    except KeyboardInterrupt:
+        sys.exit(130)
 
 
 SPARED = set()  # children of the driver that are no part of any run

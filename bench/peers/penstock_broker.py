@@ -47,7 +47,8 @@ def versions(build):
     return {"penstock": version.split()[-1], "build": programs.hexdigest()[:12]}
 
 
-def command(config):
+def command(config, delivery=None):
+    delivery = delivery or DELIVERY[config["workload"]]
     build = pathlib.Path(config["build"])
     spec = pathlib.Path(config["folder"]) / "penstock.yaml"
     # In a broadcast the global batch is what each consumer gets.
@@ -63,7 +64,7 @@ def command(config):
         records = what.records(config)
         shuffled = what.shuffle(config) != ""
         state = {"penstock_state": 1, "dataset": "data", "epoch": 0,
-                 "delivery": DELIVERY[config["workload"]],
+                 "delivery": delivery,
                  "seed": common.SEED if shuffled else 0,
                  "shuffle": ({"seed": common.SEED, "each_epoch": True}
                              if shuffled else None),
@@ -81,5 +82,4 @@ def command(config):
             "--dataset", spec, *begin, "--ranks", config["consumers"], "--workers",
             config["settings"]["workers"], "--",
             build / "bench" / "consumer", config["socket"],
-            DELIVERY[config["workload"]],
-            *([] if config["touch"] else ["no-touch"])]
+            delivery, *([] if config["touch"] else ["no-touch"])]

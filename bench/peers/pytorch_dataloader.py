@@ -103,11 +103,11 @@ def mixed(rows):
         *torch.utils.data.default_collate(rows))
 
 
-def endless(data, config):
-    """A DataLoader over a map-style dataset, without an end."""
+def endless(data, config, loader=None):
+    """A DataLoader, or the loader given, over a map-style dataset, without an end."""
     import torch
     workers = config["settings"]["num_workers"]
-    return torch.utils.data.DataLoader(
+    return (loader or torch.utils.data.DataLoader)(
         data, batch_size=config["batch"], num_workers=workers,
         sampler=(balanced_sampler(data.files, config)
                  if config["data"] == "balanced"

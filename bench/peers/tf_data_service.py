@@ -38,9 +38,21 @@ def serve(config, ready):
     del worker
 
 
+def distributed(data, config, shared, job="photographs"):
+    """Batches of a dataset that the service makes; shared: once for all consumers."""
+    service = load_libraries().data.experimental.service
+    cache = service.CrossTrainerCache(
+        trainer_id=f"trainer {config['rank']}") if shared else None
+    data = data.apply(service.distribute(
+        processing_mode=service.ShardingPolicy.OFF,
+        service=config["server"]["target"], job_name=job,
+        compression=None, cross_trainer_cache=cache))
+    for images, labels in data.prefetch(1):
+        yield images.numpy(), labels.numpy()
+
+
 def batches(config):
     tf = load_libraries()
-    service = tf.data.experimental.service
     data = tf_data.photographs(config, 0, 1)
     data = data.map(tf_data.transform(config),
                     num_parallel_calls=tf_data.calls(config))
@@ -48,17 +60,7 @@ def batches(config):
     data = data.prefetch(tf.data.AUTOTUNE)
     # Options are part of what the worker runs.
     data = data.with_options(tf_data.options(config))
-    cache = None
-    if config["workload"] == "shared":
-        cache = service.CrossTrainerCache(
-            trainer_id=f"trainer {config['rank']}")
-    data = data.apply(service.distribute(
-        processing_mode=service.ShardingPolicy.OFF,
-        service=config["server"]["target"], job_name="photographs",
-        compression=None, cross_trainer_cache=cache))
-    data = data.prefetch(1)
-    for images, labels in data:
-        yield images.numpy(), labels.numpy()
+    return distributed(data, config, config["workload"] == "shared")
 
 
 if __name__ == "__main__":

@@ -31,8 +31,9 @@ def settings(consumers):
             for xla in (False, True)]
 
 
-def decoded(files, of, rank, calls):
-    """(uint8 pixels, label) of the largest centred square of each photograph."""
+def decoded(files, calls, seed=None):
+    """(uint8 pixels, label) of the largest centred square of each photograph; with a
+    seed shuffled, epoch after epoch."""
     tf = load_libraries()
 
     def decode(path, label):
@@ -45,11 +46,13 @@ def decoded(files, of, rank, calls):
         return tf.cast(tf.round(image), tf.uint8), label
 
     paths = tf.data.Dataset.from_tensor_slices(tuple(map(list, zip(*files))))
-    return paths.shard(of, rank).map(decode, num_parallel_calls=calls)
+    if seed is not None:
+        paths = paths.shuffle(len(files), seed=seed).repeat()
+    return paths.map(decode, num_parallel_calls=calls)
 
 
 def prepare(photographs, folder):
-    data = decoded(common.photographs(photographs), 1, 0, 2)
+    data = decoded(common.photographs(photographs), 2)
     data.enumerate().save(folder, shard_func=lambda number, _: number % SHARDS)
 
 
@@ -63,7 +66,7 @@ def kept(config):
             reader_func=lambda shards: shards.shard(of, rank).interleave(
                 lambda rows: rows, num_parallel_calls=tf_data.calls(config)))
         return data.map(lambda _, row: row)
-    data = decoded(common.photographs(config["photographs"]), of, rank,
+    data = decoded(common.photographs(config["photographs"])[rank::of],
                    tf_data.calls(config))
     if config["data"] == "cached":
         return data.cache()
@@ -73,9 +76,25 @@ def kept(config):
     return data.cache(str(folder / "rows"))
 
 
-def batches(config):
+def endless(config):
+    """The rows, shuffled, epoch after epoch; half-kept: rows that are kept and others, as
+    many of each as there are, in turns that are drawn."""
     tf = load_libraries()
-    count = len(common.photographs(config["photographs"]))
+    files = common.photographs(config["photographs"])
+    if config["data"] != "half-kept":
+        return kept(config).shuffle(len(files), seed=common.SEED).repeat()
+    rows = config["kept"]
+    seed = common.SEED + config["rank"]
+    calls = tf_data.calls(config)
+    parts = [decoded(files[:rows], calls).cache().shuffle(rows, seed=seed).repeat(),
+             decoded(files[rows:], calls, seed)]
+    weights = [rows / len(files), 1 - rows / len(files)]
+    return tf.data.Dataset.sample_from_datasets(parts, weights, seed=seed)
+
+
+def made(config):
+    """The dataset of batches."""
+    tf = load_libraries()
     xla = config["settings"]["xla"]
     mean = tf.constant([255 * m for m in common.MEAN], shape=[3, 1, 1])
     scale = tf.constant([1 / (255 * s) for s in common.STD], shape=[3, 1, 1])
@@ -97,10 +116,13 @@ def batches(config):
         return data.map(lambda images, labels: (augment(images), labels),
                         num_parallel_calls=tf_data.calls(config))
 
-    data = kept(config).shuffle(count, seed=common.SEED).repeat()
+    data = endless(config)
     data = augmented(batched(data)) if xla else batched(augmented(data))
-    data = data.prefetch(tf.data.AUTOTUNE).with_options(tf_data.options(config))
-    for images, labels in data:
+    return data.prefetch(tf.data.AUTOTUNE).with_options(tf_data.options(config))
+
+
+def batches(config):
+    for images, labels in made(config):
         yield images.numpy(), labels.numpy()
 
 

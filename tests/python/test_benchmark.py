@@ -20,7 +20,7 @@ def test_it_runs_and_prints_its_tables():
     tables = json.loads(result.stdout)
     assert [len(table["rows"]) for table in tables][:2] == [1, 2]
     # With PyTorch the loader is measured too.
-    assert len(tables) == (14 if importlib.util.find_spec("torch") else 7)
+    assert len(tables) == (16 if importlib.util.find_spec("torch") else 9)
     for table in tables:
         for row in table["rows"]:
             assert row["mean"] > 0 and row["ratio"] > 0, row

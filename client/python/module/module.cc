@@ -4,10 +4,13 @@
 //
 // It keeps to the limited API of CPython 3.9: one build serves every later
 // CPython (abi3). That API has no buffers before 3.11, so NumPy takes arrays by
-// its own protocol, __array_struct__.
+// its own protocol, __array_struct__. A free-threaded CPython before 3.15 has
+// no limited API: a build for it is for that version alone.
 //
 // Threads: calls release the GIL while they wait. Any one thread at a time uses
-// a Reader; arrays and batches may be destroyed on any thread.
+// a Reader; arrays and batches may be destroyed on any thread. Without a GIL
+// each object has a lock in its place (Alone); the module's own variables are
+// written only while it is imported.
 #include "client/attach/launcher.h"
 #include "client/python/module/object.h"
 #include "client/python/module/types.h"
@@ -45,8 +48,7 @@ class Broker {
     });
   }
   static PyObject* PyStop(PyObject* self, PyObject*) {
-    Of<Broker>(self).Stop();
-    return None();
+    return Entry(self, [&] { Of<Broker>(self).Stop(); });
   }
   static PyObject* Socket(PyObject* self, void*) {
     return ToPython(Of<Broker>(self).socket_);
@@ -122,6 +124,9 @@ PyMODINIT_FUNC PyInit__core() {
                     kBrokerMembers);
     AddReader(m);
     AddProducer(m);
+#ifdef Py_GIL_DISABLED
+    PyUnstable_Module_SetGIL(m, Py_MOD_GIL_NOT_USED);
+#endif
     return module.release();
   });
 }

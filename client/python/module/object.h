@@ -69,6 +69,33 @@ PyObject* Entry(Body body) {
   return nullptr;
 }
 
+// Lets one thread in at a time, as the GIL does where there is one: while it
+// waits (WithoutGil), others get in.
+class Alone {
+ public:
+#ifdef Py_GIL_DISABLED
+  explicit Alone(PyObject* self) { PyCriticalSection_Begin(&section_, self); }
+  ~Alone() { PyCriticalSection_End(&section_); }
+#else
+  explicit Alone(PyObject*) {}
+  ~Alone() {}
+#endif
+  Alone(const Alone&) = delete;
+
+#ifdef Py_GIL_DISABLED
+
+ private:
+  PyCriticalSection section_;
+#endif
+};
+
+// Entry of an object's method.
+template <typename Body>
+PyObject* Entry(PyObject* self, Body body) {
+  const Alone alone(self);
+  return Entry(body);
+}
+
 // An object of Python that owns a T.
 template <typename T>
 struct Instance {

@@ -51,7 +51,7 @@ class Producer {
   }
 
   static PyObject* Reserve(PyObject* self, PyObject* count) {
-    return Entry([&] {
+    return Entry(self, [&] {
       Producer& p = Of<Producer>(self);
       const uint64_t rows = RowsOf(count);
       p.reserved_ = 0;
@@ -63,7 +63,7 @@ class Producer {
   }
   // array(feature, rows): NumPy's, writable.
   static PyObject* GetArray(PyObject* self, PyObject* args) {
-    return Entry([&] {
+    return Entry(self, [&] {
       unsigned feature;
       PyObject* count;
       Parse(args, "IO", &feature, &count);
@@ -78,7 +78,7 @@ class Producer {
     });
   }
   static PyObject* Put(PyObject* self, PyObject* count) {
-    return Entry([&] {
+    return Entry(self, [&] {
       const uint64_t rows = RowsOf(count);
       Of<Producer>(self).Call([&](penstock_producer* producer) {
         return penstock_producer_put(producer, rows);
@@ -86,10 +86,11 @@ class Producer {
     });
   }
   static PyObject* Finish(PyObject* self, PyObject*) {
-    return Entry([&] { Of<Producer>(self).Call(&penstock_producer_finish); });
+    return Entry(self,
+                 [&] { Of<Producer>(self).Call(&penstock_producer_finish); });
   }
   static PyObject* Fail(PyObject* self, PyObject* args) {
-    return Entry([&] {
+    return Entry(self, [&] {
       const char* why;
       Parse(args, "s", &why);
       Of<Producer>(self).Call([&](penstock_producer* producer) {
@@ -98,8 +99,10 @@ class Producer {
     });
   }
   static PyObject* NextRow(PyObject* self, void*) {
-    return ToPython(
-        penstock_producer_next_row(Of<Producer>(self).producer_.get()));
+    return Entry(self, [&] {
+      return ToPython(
+          penstock_producer_next_row(Of<Producer>(self).producer_.get()));
+    });
   }
 
  private:

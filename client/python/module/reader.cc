@@ -19,7 +19,7 @@ class Batch {
   // array(feature, writable): NumPy's over shared memory, read only; writable:
   // an Array for DLPack, copy on write.
   static PyObject* GetArray(PyObject* self, PyObject* args) {
-    return Entry([&] {
+    return Entry(self, [&] {
       unsigned feature;
       int writable;
       Parse(args, "Ip", &feature, &writable);
@@ -42,7 +42,7 @@ class Batch {
     });
   }
   static PyObject* Ids(PyObject* self, PyObject*) {
-    return Entry([&] {
+    return Entry(self, [&] {
       static const Feature ids{"", &kDTypes[PENSTOCK_INT64], {}};
       const Batch& batch = Of<Batch>(self);
       return NewArray(
@@ -53,7 +53,7 @@ class Batch {
   }
   // to_device(device): an Array on the GPU of each feature.
   static PyObject* ToDevice(PyObject* self, PyObject* args) {
-    return Entry([&] {
+    return Entry(self, [&] {
       int device;
       Parse(args, "i", &device);
       const Batch& batch = Of<Batch>(self);
@@ -153,13 +153,13 @@ class Reader {
     penstock_detach(reader);
   }
   static PyObject* PyClose(PyObject* self, PyObject*) {
-    return Entry([&] { Of<Reader>(self).Close(); });
+    return Entry(self, [&] { Of<Reader>(self).Close(); });
   }
 
   // next(timeout_s): a Batch; None at the end of an epoch; False at the end of
   // the data.
   static PyObject* Next(PyObject* self, PyObject* timeout_s) {
-    return Entry([&] {
+    return Entry(self, [&] {
       Reader& r = Of<Reader>(self);
       const bool limited = timeout_s != Py_None;
       const double limit_s = limited ? PyFloat_AsDouble(timeout_s) : 0;
@@ -183,7 +183,7 @@ class Reader {
   }
 
   static PyObject* State(PyObject* self, PyObject*) {
-    return Entry([&] {
+    return Entry(self, [&] {
       const char* state = nullptr;
       Of<Reader>(self).Call([&](penstock_reader* reader) {
         return penstock_state(reader, &state);
@@ -192,7 +192,7 @@ class Reader {
     });
   }
   static PyObject* Fingerprint(PyObject* self, PyObject* args) {
-    return Entry([&] {
+    return Entry(self, [&] {
       const char* name;
       const char* text = nullptr;
       Parse(args, "s", &name);
@@ -203,7 +203,7 @@ class Reader {
     });
   }
   static PyObject* FirstFreeRow(PyObject* self, PyObject*) {
-    return Entry([&] {
+    return Entry(self, [&] {
       int64_t epoch = 0, row = 0;
       Of<Reader>(self).Call([&](penstock_reader* reader) {
         return penstock_first_free_row(reader, &epoch, &row);
@@ -213,7 +213,7 @@ class Reader {
     });
   }
   static PyObject* Reset(PyObject* self, PyObject* args) {
-    return Entry([&] {
+    return Entry(self, [&] {
       int rank, world_size, local_world_size;
       const char* state;
       Parse(args, "iiis", &rank, &world_size, &local_world_size, &state);
@@ -226,7 +226,7 @@ class Reader {
     });
   }
   static PyObject* StopJob(PyObject* self, PyObject* now) {
-    return Entry([&] {
+    return Entry(self, [&] {
       const int at_once = PyObject_IsTrue(now);
       if (at_once < 0) throw PythonError();
       Of<Reader>(self).Call([&](penstock_reader* reader) {
@@ -235,7 +235,7 @@ class Reader {
     });
   }
   static PyObject* SetWeights(PyObject* self, PyObject* args) {
-    return Entry([&] {
+    return Entry(self, [&] {
       PyObject* list;
       long long epoch, row;
       Parse(args, "O!LL", &PyList_Type, &list, &epoch, &row);
@@ -254,7 +254,7 @@ class Reader {
 
   // prefetch_to_device(device, batches): why they are staged, or "".
   static PyObject* PrefetchToDevice(PyObject* self, PyObject* args) {
-    return Entry([&] {
+    return Entry(self, [&] {
       int device;
       unsigned batches;
       Parse(args, "iI", &device, &batches);
@@ -269,7 +269,7 @@ class Reader {
 
   template <auto kGet>
   static PyObject* Get(PyObject* self, void*) {
-    return Entry([&] { return ToPython(kGet(Of<Reader>(self).Open())); });
+    return Entry(self, [&] { return ToPython(kGet(Of<Reader>(self).Open())); });
   }
   static PyObject* Fileno(PyObject* self, PyObject*) {
     return Get<penstock_fileno>(self, nullptr);
@@ -277,7 +277,7 @@ class Reader {
 
   // [(name, dtype's name, shape of a row)]
   static PyObject* ElementSpec(PyObject* self, PyObject*) {
-    return Entry([&] {
+    return Entry(self, [&] {
       Object list(PyList_New(0));
       for (const Feature& feature : *Of<Reader>(self).spec_) {
         const Object item(Py_BuildValue("(NsN)", ToPython(feature.name),
@@ -289,7 +289,7 @@ class Reader {
     });
   }
   static PyObject* Stats(PyObject* self, PyObject*) {
-    return Entry([&] {
+    return Entry(self, [&] {
       penstock_stats stats;
       penstock_reader* const reader = Of<Reader>(self).Open();
       penstock_get_stats(reader, &stats);

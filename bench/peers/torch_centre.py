@@ -1,0 +1,64 @@
+"""PyTorch DataLoader, tuned: a loader of each consumer, which decodes every row: the largest
+centred square of each photograph, its resize and its crop one call of Pillow.
+
+Settings as of pytorch_dataloader.py.
+"""
+
+import sys
+
+import common
+import pytorch_dataloader
+from pytorch_dataloader import load_libraries, settings  # noqa: F401
+
+TITLE = "PyTorch DataLoader, tuned"
+VENV = "torch"
+DISTRIBUTIONS = ["torch", "pillow", "numpy"]
+WORKLOADS = ["shared"]
+SHARES = False
+NOTE = "Pillow and a NumPy table; keeps nothing"
+
+
+def decoded(path):
+    import numpy
+    from PIL import Image
+    with Image.open(path) as image:
+        side = min(image.size)
+        left, top = ((size - side) / 2 for size in image.size)
+        return numpy.asarray(image.convert("RGB").resize(
+            (common.SIZE, common.SIZE), Image.Resampling.BILINEAR,
+            box=(left, top, left + side, top + side)))
+
+
+def dataset(config, pixels_of):
+    """Map-style, of (image, label); pixels_of(index, path): uint8."""
+    import random
+    import numpy
+    import torch
+    transform = common.PillowTransform(config["dtype"])
+
+    class Photographs(torch.utils.data.Dataset):
+        def __init__(self):
+            self.files = common.photographs(config["photographs"])
+
+        def __len__(self):
+            return len(self.files)
+
+        def __getitem__(self, index):
+            path, label = self.files[index]
+            pixels = pixels_of(index, path)
+            if random.random() < 0.5:
+                pixels = pixels[:, ::-1]
+            made = (transform.normalize(pixels) if config["dtype"] == "float16" else
+                    numpy.ascontiguousarray(pixels))
+            return torch.from_numpy(made), label
+
+    return Photographs()
+
+
+def batches(config):
+    data = dataset(config, lambda _, path: decoded(path))
+    yield from pytorch_dataloader.endless(data, config)
+
+
+if __name__ == "__main__":
+    common.main(sys.modules[__name__])
