@@ -49,6 +49,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 
 try:
@@ -570,6 +571,15 @@ def give(way, shape, batch, count, done):
             put(rows)
 
 
+def end_with(giver):
+    """Nothing else wakes who takes: it spins, or waits without a limit."""
+    while giver.is_alive():
+        time.sleep(0.1)
+    if giver.exitcode:
+        print(f"the giving process ended with status {giver.exitcode}", file=sys.stderr)
+        os._exit(1)
+
+
 def hand_over(make, shape, batch, count, alone):
     """Batches a second; alone: the median of the microseconds from before put until a
     batch is taken, while no other is on its way."""
@@ -580,6 +590,7 @@ def hand_over(make, shape, batch, count, alone):
     times, begin = [], 0
     with way.around():
         process.start()
+        threading.Thread(target=end_with, args=(process,), daemon=True).start()
         for number, rows in enumerate(way.taken(count), 1):
             if alone:
                 stamp = rows.reshape(-1)[:8].view(np.int64)[0]

@@ -122,9 +122,9 @@ Status JobTable::CheckAgreement(const Entry& entry,
   const std::string option = DifferingOption(request.options, entry.options);
   if (option.empty()) return OkStatus();
   return FailedPreconditionError(
-      "{} disagrees with the ranks of job '{}' that are attached: {}; close "
-      "the reader of the former spec first (`reader.close()`), or give a "
-      "second loader a job of its own (`job`)",
+      "{} disagrees with the ranks of job '{}' that are attached: {}; give all "
+      "ranks the same, and a second loader a job of its own (`job`); in a "
+      "notebook close the former reader first (`reader.close()`)",
       WhoJoins(request), entry.key.name, option);
 }
 

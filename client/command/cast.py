@@ -172,7 +172,7 @@ class Cast:
         self.now += seconds
 
 
-def record(command, environment, cwd, ends_with=None):
+def record(command, environment, cwd):
     """Runs a command of the shell in a pseudo-terminal: [(seconds, bytes)] of what it
     printed. An exit status other than 0 ends this program."""
     child, terminal = pty.fork()

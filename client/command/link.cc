@@ -8,6 +8,7 @@
 #include "client/link/serve.h"
 #include "client/link/use.h"
 #include "client/link/wire.h"
+#include "client/private_broker/control_call.h"
 #include "client/private_broker/process.h"
 #include "common/command_line.h"
 
@@ -26,7 +27,7 @@ struct LinkOptions {
 StatusOr<int> Serve(const LinkOptions& options) {
   RaiseDescriptorLimit();
   ServeOptions serve;
-  serve.socket = options.socket;
+  PENSTOCK_ASSIGN_OR_RETURN(serve.socket, RunningBroker(options.socket));
   serve.listen = options.listen;
   serve.security = options.security;
   for (const std::string& text : options.maps) {
@@ -40,7 +41,7 @@ StatusOr<int> Serve(const LinkOptions& options) {
 StatusOr<int> Use(const LinkOptions& options) {
   RaiseDescriptorLimit();
   UseOptions use;
-  use.socket = options.socket;
+  PENSTOCK_ASSIGN_OR_RETURN(use.socket, RunningBroker(options.socket));
   use.connections = options.connections;
   use.security = options.security;
   PENSTOCK_ASSIGN_OR_RETURN(use.remotes, Remotes::Parse(options.remote));

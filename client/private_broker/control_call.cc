@@ -1,9 +1,12 @@
 #include "client/private_broker/control_call.h"
 
 #include <poll.h>
+#include <sys/socket.h>
 #include <unistd.h>
 
+#include <iostream>
 #include <optional>
+#include <utility>
 #include <vector>
 
 #include "client/private_broker/interrupt.h"
@@ -33,6 +36,14 @@ Status WaitForSocket(int socket) {
   }
 }
 
+// A folder of a broker that has ended may be another user's by now.
+bool IsOfThisUser(int socket) {
+  ucred peer{};
+  socklen_t length = sizeof(peer);
+  return getsockopt(socket, SOL_SOCKET, SO_PEERCRED, &peer, &length) == 0 &&
+         peer.uid == geteuid();
+}
+
 class Progress {
  public:
   void Show(const nlohmann::json& event) {
@@ -56,19 +67,22 @@ class Progress {
 
 StatusOr<std::string> RunningBroker(const std::string& given) {
   const std::string path = SocketPath(given);
-  if (path != kDefaultSocketPath || access(path.c_str(), F_OK) == 0) {
+  if (!given.empty() || path != kDefaultSocketPath ||
+      ConnectControl(path).ok()) {
     return path;
   }
-  static std::string found;
-  if (!found.empty()) return found;
   const std::vector<std::string> sockets = PrivateFolder::AnnouncedSockets();
+  if (sockets.empty()) return path;
   if (sockets.size() > 1) {
     return FailedPreconditionError(
         "{} brokers of yours are running; name one of them: --socket {}",
         sockets.size(), JoinText(sockets, ", --socket "));
   }
-  if (!sockets.empty()) found = sockets[0];
-  return found.empty() ? path : found;
+  static bool told = false;
+  if (!std::exchange(told, true)) {
+    std::cerr << "penstock: asking your own broker, " << sockets[0] << "\n";
+  }
+  return sockets[0];
 }
 
 // Not Request of common/message.h, which can only wait for this socket.
@@ -78,6 +92,10 @@ StatusOr<nlohmann::json> CallBroker(const std::string& socket_path,
   PENSTOCK_RETURN_IF_ERROR(CheckInterrupt());
   PENSTOCK_ASSIGN_OR_RETURN(const std::string path, RunningBroker(socket_path));
   PENSTOCK_ASSIGN_OR_RETURN(const Fd socket, ConnectControl(path));
+  if (socket_path.empty() && path != SocketPath("") &&
+      !IsOfThisUser(socket.get())) {
+    return UnavailableError("{}: your broker has ended", path);
+  }
   const InterruptEndsSocket ends(socket.get());
   nlohmann::json versioned = request;
   versioned["penstock"] = kProtocolVersion;

@@ -15,9 +15,10 @@ namespace penstock {
 using SocketWait = std::function<Status(int socket)>;
 
 // The socket of the broker that a command asks: given, if not empty; else
-// PENSTOCK_SOCKET; else the service's, where there is one; else that of this
-// user's one `penstock run` or `penstock broker`, which the process stays with
-// from then on. FailedPrecondition: several of those run. For one thread.
+// PENSTOCK_SOCKET; else the service's, where it takes this user's connections;
+// else that of this user's one `penstock run` or `penstock broker`, which
+// standard error tells once. FailedPrecondition: several of those run. For one
+// thread.
 StatusOr<std::string> RunningBroker(const std::string& given);
 
 // Returns the fields of the answer of the broker that listens there; "": where

@@ -109,8 +109,9 @@ bool IsAnnounced(int parent, const char* name) {
   const std::optional<Made> made = OpenMade(parent, name);
   // LOCK_SH: commands that look at the same time do not take each other for
   // the owner.
-  return made && faccessat(made->folder.get(), kAnnouncedName, F_OK, 0) == 0 &&
-         flock(made->lock.get(), LOCK_SH | LOCK_NB) != 0;
+  return made && flock(made->lock.get(), LOCK_SH | LOCK_NB) != 0 &&
+         errno == EWOULDBLOCK &&
+         faccessat(made->folder.get(), kAnnouncedName, F_OK, 0) == 0;
 }
 
 // Calls visit(descriptor of the parent, parent, name) for each folder that may
@@ -142,7 +143,9 @@ std::vector<std::string> PrivateFolder::AnnouncedSockets() {
   ForEachFolder(
       [&](int parent, const std::string& path, const std::string& name) {
         PrivateFolder folder;
-        folder.path_ = path + "/" + name;
+        std::error_code ignored;
+        folder.path_ =
+            std::filesystem::canonical(path, ignored).string() + "/" + name;
         if (IsAnnounced(parent, name.c_str()))
           sockets.push_back(folder.socket());
       });

@@ -35,9 +35,34 @@ def test_a_cell_that_runs_again_has_its_reader_anew(attach, numbers, monkeypatch
     former = attach(numbers)
     first = former.next()["value"].tolist()
     monkeypatch.setattr(sys, "ps1", ">>> ", raising=False)  # as in a notebook
-    assert attach(numbers).next()["value"].tolist() == first
+    with pytest.warns(UserWarning, match="closed the reader of job"):
+        assert attach(numbers).next()["value"].tolist() == first
     with pytest.raises(penstock.FailedPrecondition, match="closed"):
         next(former.epochs())
+
+
+def test_a_cell_of_two_ranks_that_runs_again_begins_anew(attach_all, numbers, monkeypatch):
+    monkeypatch.setattr(sys, "ps1", ">>> ", raising=False)
+    readers = attach_all(numbers, 2, "cell")
+    first = [reader.next()["value"].tolist() for reader in readers]
+    again = []
+    with pytest.warns(UserWarning, match="closed"):
+        again.append(penstock.attach(numbers, 0, 2, local_world_size=2, job="cell", timeout_s=60))
+    again.append(penstock.attach(numbers, 1, 2, local_world_size=2, job="cell", timeout_s=60))
+    assert [reader.next()["value"].tolist() for reader in again] == first
+    for reader in again:
+        reader.close()
+
+
+def test_readers_of_two_jobs_of_the_environment_stay(in_broker, numbers, monkeypatch):
+    monkeypatch.setattr(sys, "ps1", ">>> ", raising=False)
+    monkeypatch.setenv("PENSTOCK_JOB", "one")
+    with penstock.attach(numbers, timeout_s=60) as one:
+        monkeypatch.setenv("PENSTOCK_JOB", "two")
+        with penstock.attach(numbers, timeout_s=60) as two:
+            two_again = pytest.warns(UserWarning, match="job 'two'")
+            with two_again, penstock.attach(numbers, timeout_s=60):
+                assert one.next()["value"].size == 8 and two is not one
 
 
 def test_ranks_that_disagree(attach, numbers):

@@ -743,7 +743,7 @@ def attach(dataset: Union[Path, Dataset, None, Callable[[InputContext], Any]] = 
     except (KeyError, TypeError):  # of features
         core.close()
         raise
-    _open[reader] = options
+    _open[reader] = _what(options)
     return reader
 
 
@@ -752,11 +752,26 @@ _open: "weakref.WeakKeyDictionary[Reader, Dict[str, Any]]" = weakref.WeakKeyDict
 
 
 def _close_former(options: Dict[str, Any]) -> bool:
-    """In a notebook or at a prompt, a cell that runs again means its reader anew: closes
-    the one attached with the same options. In a program two of them are a mistake."""
+    """In a notebook or at a prompt, a cell that runs again means its readers anew: closes
+    those of all ranks attached with the same options. In a program they are a mistake."""
     if not hasattr(sys, "ps1"):
         return False
-    former = [reader for reader, of in list(_open.items()) if of == options]
-    for reader in former:
-        reader.close()
-    return bool(former)
+    former = [reader for reader, of in list(_open.items()) if of == _what(options)]
+    if not former:
+        return False
+    job = former[0].job
+    try:
+        for reader in former:
+            reader.close()
+    except errors.FailedPrecondition:  # a thread of this process uses one
+        return False
+    warnings.warn(f"closed the reader of job {job!r} that was attached before with the "
+                  "same options; two at a time need a job each (`job`)", stacklevel=3)
+    return True
+
+
+def _what(options: Dict[str, Any]) -> Dict[str, Any]:
+    """What makes readers those of one job: their options, but for the rank, and the
+    environment that completes these."""
+    return {**options, "rank": None, "environment": {
+        name: value for name, value in os.environ.items() if name.startswith("PENSTOCK_")}}
