@@ -30,38 +30,40 @@ enum Result : int {
   kNotReady = 600
 };
 inline constexpr int kReadOnlyHostRegister = 113;  // CUdevice_attribute
+inline constexpr int kCaptureRelaxed = 2;          // CUstreamCaptureMode
 inline constexpr unsigned kStreamNonBlocking = 1;
 inline constexpr unsigned kEventDisableTiming = 2;
 inline constexpr unsigned kHostPortable = 1;
 inline constexpr unsigned kHostRegisterReadOnly = 8;
 
 // Member, symbol, arguments.
-#define PENSTOCK_CUDA_FUNCTIONS(F)                                   \
-  F(Init, "cuInit", (unsigned))                                      \
-  F(GetErrorString, "cuGetErrorString", (Result, const char**))      \
-  F(DeviceGet, "cuDeviceGet", (Device*, int))                        \
-  F(DeviceGetAttribute, "cuDeviceGetAttribute", (int*, int, Device)) \
-  F(RetainContext, "cuDevicePrimaryCtxRetain", (Context*, Device))   \
-  F(ReleaseContext, "cuDevicePrimaryCtxRelease_v2", (Device))        \
-  F(PushContext, "cuCtxPushCurrent_v2", (Context))                   \
-  F(PopContext, "cuCtxPopCurrent_v2", (Context*))                    \
-  F(Synchronize, "cuCtxSynchronize", ())                             \
-  F(HostRegister, "cuMemHostRegister_v2", (void*, size_t, unsigned)) \
-  F(HostUnregister, "cuMemHostUnregister", (void*))                  \
-  F(HostAlloc, "cuMemHostAlloc", (void**, size_t, unsigned))         \
-  F(HostFree, "cuMemFreeHost", (void*))                              \
-  F(Alloc, "cuMemAlloc_v2", (Pointer*, size_t))                      \
-  F(Free, "cuMemFree_v2", (Pointer))                                 \
-  F(CopyToDevice, "cuMemcpyHtoDAsync_v2",                            \
-    (Pointer, const void*, size_t, Stream))                          \
-  F(StreamCreate, "cuStreamCreate", (Stream*, unsigned))             \
-  F(StreamDestroy, "cuStreamDestroy_v2", (Stream))                   \
-  F(StreamSynchronize, "cuStreamSynchronize", (Stream))              \
-  F(StreamWaitEvent, "cuStreamWaitEvent", (Stream, Event, unsigned)) \
-  F(EventCreate, "cuEventCreate", (Event*, unsigned))                \
-  F(EventRecord, "cuEventRecord", (Event, Stream))                   \
-  F(EventQuery, "cuEventQuery", (Event))                             \
-  F(EventSynchronize, "cuEventSynchronize", (Event))                 \
+#define PENSTOCK_CUDA_FUNCTIONS(F)                                    \
+  F(Init, "cuInit", (unsigned))                                       \
+  F(GetErrorString, "cuGetErrorString", (Result, const char**))       \
+  F(DeviceGet, "cuDeviceGet", (Device*, int))                         \
+  F(DeviceGetAttribute, "cuDeviceGetAttribute", (int*, int, Device))  \
+  F(RetainContext, "cuDevicePrimaryCtxRetain", (Context*, Device))    \
+  F(ReleaseContext, "cuDevicePrimaryCtxRelease_v2", (Device))         \
+  F(PushContext, "cuCtxPushCurrent_v2", (Context))                    \
+  F(PopContext, "cuCtxPopCurrent_v2", (Context*))                     \
+  F(ExchangeCaptureMode, "cuThreadExchangeStreamCaptureMode", (int*)) \
+  F(Synchronize, "cuCtxSynchronize", ())                              \
+  F(HostRegister, "cuMemHostRegister_v2", (void*, size_t, unsigned))  \
+  F(HostUnregister, "cuMemHostUnregister", (void*))                   \
+  F(HostAlloc, "cuMemHostAlloc", (void**, size_t, unsigned))          \
+  F(HostFree, "cuMemFreeHost", (void*))                               \
+  F(Alloc, "cuMemAlloc_v2", (Pointer*, size_t))                       \
+  F(Free, "cuMemFree_v2", (Pointer))                                  \
+  F(CopyToDevice, "cuMemcpyHtoDAsync_v2",                             \
+    (Pointer, const void*, size_t, Stream))                           \
+  F(StreamCreate, "cuStreamCreate", (Stream*, unsigned))              \
+  F(StreamDestroy, "cuStreamDestroy_v2", (Stream))                    \
+  F(StreamSynchronize, "cuStreamSynchronize", (Stream))               \
+  F(StreamWaitEvent, "cuStreamWaitEvent", (Stream, Event, unsigned))  \
+  F(EventCreate, "cuEventCreate", (Event*, unsigned))                 \
+  F(EventRecord, "cuEventRecord", (Event, Stream))                    \
+  F(EventQuery, "cuEventQuery", (Event))                              \
+  F(EventSynchronize, "cuEventSynchronize", (Event))                  \
   F(EventDestroy, "cuEventDestroy_v2", (Event))
 
 struct Driver {

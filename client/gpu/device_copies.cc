@@ -25,16 +25,21 @@ uint64_t RoundUp(uint64_t value, uint64_t to) {
 }  // namespace
 
 // Makes the device's primary context, which CUDA's runtime and the frameworks
-// use, the current one of this thread.
+// use, the current one of this thread. A thread that captures a graph is not
+// disturbed by calls that are none of its graph.
 class DeviceCopies::Scope {
  public:
   explicit Scope(const DeviceCopies& copies)
       : driver_(copies.driver_),
         ok_(copies.context_ != nullptr &&
-            driver_.PushContext(copies.context_) == cuda::kSuccess) {}
+            driver_.PushContext(copies.context_) == cuda::kSuccess) {
+    if (ok_) (void)driver_.ExchangeCaptureMode(&capture_mode_);
+  }
   ~Scope() {
+    if (!ok_) return;
+    (void)driver_.ExchangeCaptureMode(&capture_mode_);
     cuda::Context former;
-    if (ok_) (void)driver_.PopContext(&former);
+    (void)driver_.PopContext(&former);
   }
   Scope(const Scope&) = delete;
   // False: the process is about to end, and the driver with it.
@@ -43,6 +48,7 @@ class DeviceCopies::Scope {
  private:
   const cuda::Driver& driver_;
   const bool ok_;
+  int capture_mode_ = cuda::kCaptureRelaxed;  // then: the thread's own
 };
 
 DeviceCopies::DeviceCopies(const cuda::Driver& driver, int device,
@@ -123,7 +129,7 @@ StatusOr<std::unique_ptr<DeviceBatch>> DeviceCopies::Start(
   Trim();
   PENSTOCK_ASSIGN_OR_RETURN(Buffer* const buffer, Take(total, ahead));
   if (buffer == nullptr) return std::unique_ptr<DeviceBatch>();
-  if (driver_.EventQuery(buffer->copied) != cuda::kNotReady) {
+  if (driver_.EventQuery(buffer->copied) == cuda::kSuccess) {
     passed_ = std::max(passed_, buffer->copy);  // of its former copy
   }
   const auto issue = [&]() -> Status {
@@ -196,6 +202,7 @@ Status DeviceCopies::Grow(Buffer* buffer, uint64_t bytes) {
   for (size_t i = 0; i < buffer->streams.size(); ++i) {
     (void)driver_.EventSynchronize(buffer->used[i]);
   }
+  (void)driver_.EventSynchronize(buffer->copied);  // one that nobody asked for
   if (buffer->data != 0) (void)driver_.Free(std::exchange(buffer->data, 0));
   stats_.device_bytes -= std::exchange(buffer->bytes, 0);
   PENSTOCK_RETURN_IF_ERROR(
@@ -228,9 +235,9 @@ void DeviceCopies::Trim() {
   while (buffers_.size() > ahead_ + 2 && !free_.empty()) {
     Buffer* const buffer = free_.front();
     for (size_t i = 0; i < buffer->streams.size(); ++i) {
-      if (driver_.EventQuery(buffer->used[i]) == cuda::kNotReady) return;
+      if (driver_.EventQuery(buffer->used[i]) != cuda::kSuccess) return;
     }
-    if (driver_.EventQuery(buffer->copied) == cuda::kNotReady) return;
+    if (driver_.EventQuery(buffer->copied) != cuda::kSuccess) return;
     passed_ = std::max(passed_, buffer->copy);
     free_.pop_front();
     Destroy(buffer);
@@ -262,7 +269,7 @@ bool DeviceCopies::Passed(uint64_t copy) {
   for (const auto& buffer : buffers_) {
     // A stream's copies are made in turn.
     if (buffer->copy >= copy &&
-        driver_.EventQuery(buffer->copied) != cuda::kNotReady) {
+        driver_.EventQuery(buffer->copied) == cuda::kSuccess) {
       passed_ = std::max(passed_, buffer->copy);
     }
   }

@@ -12,6 +12,7 @@
 #include <cerrno>
 #include <cstdlib>
 #include <filesystem>
+#include <map>
 #include <optional>
 #include <utility>
 #include <vector>
@@ -139,19 +140,19 @@ void PrivateFolder::RemoveAbandoned() {
 }
 
 std::vector<std::string> PrivateFolder::AnnouncedSockets() {
-  std::vector<std::string> sockets;
+  // By the folder's one true path: XDG_RUNTIME_DIR may be one of the others.
+  std::map<std::string, std::string> found;
   ForEachFolder(
       [&](int parent, const std::string& path, const std::string& name) {
+        if (!IsAnnounced(parent, name.c_str())) return;
         PrivateFolder folder;
-        std::error_code ignored;
-        folder.path_ =
-            std::filesystem::canonical(path, ignored).string() + "/" + name;
-        if (IsAnnounced(parent, name.c_str()))
-          sockets.push_back(folder.socket());
+        folder.path_ = path + "/" + name;
+        std::error_code gone;
+        found.emplace(std::filesystem::canonical(folder.path_, gone),
+                      folder.socket());
       });
-  std::sort(sockets.begin(), sockets.end());
-  // XDG_RUNTIME_DIR may be one of the others.
-  sockets.erase(std::unique(sockets.begin(), sockets.end()), sockets.end());
+  std::vector<std::string> sockets;
+  for (const auto& [folder, socket] : found) sockets.push_back(socket);
   return sockets;
 }
 

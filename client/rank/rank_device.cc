@@ -54,6 +54,8 @@ StatusOr<std::unique_ptr<DeviceBatch>> RankReader::ToDevice(Batch* batch) {
 }
 
 std::optional<DeviceCopies::Stats> RankReader::device_stats() const {
+  if (!CheckProcess().ok()) return std::nullopt;
+  const std::lock_guard lock(sessions_mutex_);
   if (device_ == nullptr) return std::nullopt;
   return device_->stats();
 }

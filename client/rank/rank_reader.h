@@ -282,7 +282,7 @@ class RankReader {
   std::atomic<uint32_t> handed_out_{0};
   std::atomic<uint32_t> given_back_{0};
   std::atomic<bool> interrupted_{false};
-  std::mutex sessions_mutex_;
+  mutable std::mutex sessions_mutex_;
   // Batches held since Detach. Guarded by sessions_mutex_.
   uint32_t left_behind_ = 0;
   // Changed once, by the consuming thread.

@@ -248,7 +248,8 @@ void RankReader::SendUnmapped() {
       sessions_.begin(), sessions_.end(), [this](const auto& session) {
         return session.get() != session_ && session->broker_died;
       });
-  if (maps_former) return;
+  // session_ is null while a new one is being made, after which it is sent.
+  if (maps_former || session_ == nullptr) return;
   Tell(session_->control, "unmapped");
 }
 
@@ -437,6 +438,10 @@ void RankReader::Release(Batch* batch) {
   }
   if (!batch->held.exchange(false)) return;  // released before
   batch->on_device.reset();
+  // Others may wait for a batch of a dynamic job to be given back.
+  if (batch->copy != 0 && reader->dynamic_) {
+    reader->device_->Await(batch->copy);
+  }
   if (batch->copy != 0 && !reader->repeat_first_ &&
       !reader->device_->Passed(batch->copy)) {
     reader->leaving_.push_back(batch);

@@ -422,7 +422,7 @@ class BadInput(unittest.TestCase):
         run = self.penstock("status", "--socket", str(self.folder / "none"))
         self.assertNotEqual(run.returncode, 0)
         self.assertIn(str(self.folder / "none"), run.stderr)
-        for remedy in ("penstock run", "penstock broker", "systemctl start"):
+        for remedy in ("penstock run", "autostart=True", "systemctl start"):
             self.assertIn(remedy, run.stderr)
 
     def test_socket_that_is_a_file(self):

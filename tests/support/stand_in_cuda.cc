@@ -14,6 +14,7 @@
 #include <memory>
 #include <mutex>
 #include <thread>
+#include <utility>
 #include <vector>
 
 namespace {
@@ -242,6 +243,11 @@ int cuCtxPopCurrent_v2(void** popped) {
   current.pop_back();
   return kSuccess;
 }
+int cuThreadExchangeStreamCaptureMode(int* mode) {
+  static thread_local int own = 0;  // global
+  std::swap(own, *mode);
+  return kSuccess;
+}
 int cuCtxSynchronize() {
   Default().Synchronize();
   return kSuccess;
@@ -327,9 +333,9 @@ int cuMemFree_v2(unsigned long long memory) {
     return kInvalidValue;
   }
   State().device_bytes -= found->second;
-  device.erase(found);
   // Who still reads it sees that.
   memset(reinterpret_cast<void*>(memory), 0xDD, found->second);
+  device.erase(found);
   free(reinterpret_cast<void*>(memory));
   return kSuccess;
 }

@@ -172,7 +172,7 @@ TEST_F(DeliveryTest, HoldingEveryBatchIsAnErrorAndNotADeadlock) {
   } catch (const Error& error) {
     EXPECT_EQ(error.code(), PENSTOCK_RESOURCE_EXHAUSTED);
     EXPECT_THAT(error.what(), HasSubstr("holds 3 batches"));
-    EXPECT_THAT(error.what(), HasSubstr("release one"));
+    EXPECT_THAT(error.what(), HasSubstr("release a batch"));
   }
   held[1].release();
   EXPECT_EQ(reader.next(&another), Reader::Result::kBatch);

@@ -138,6 +138,15 @@ class Array {
                                    "batch.torch(), jax() or tf()");
         throw PythonError();
       }
+      if (device != Py_None) {
+        const Object own(DLPackDevice(self, nullptr));
+        const int same = PyObject_RichCompareBool(device, own.get(), Py_EQ);
+        if (same < 0) throw PythonError();
+        if (same == 0) {
+          PyErr_SetString(PyExc_BufferError, "it is on another device");
+          throw PythonError();
+        }
+      }
       if (array.on_device_ != nullptr) array.MakeWait(stream);
       return array.Tensor();
     });

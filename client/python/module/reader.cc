@@ -167,8 +167,10 @@ class Reader {
       const Use use(&r.in_use_, kWhat);
       penstock_reader* const reader = r.Open();
       penstock_batch* batch = nullptr;
-      // A ready batch is taken without releasing the GIL.
-      int code = penstock_next_ready(reader, &batch);
+      // A ready batch is taken without releasing the GIL, unless it is copied
+      // to a GPU, whose work of before may be waited for.
+      int code = r.on_device_ ? PENSTOCK_DEADLINE_EXCEEDED
+                              : penstock_next_ready(reader, &batch);
       if (code == PENSTOCK_DEADLINE_EXCEEDED) {
         const WithoutGil no_gil;
         code = limited ? penstock_next_within(reader, limit_s, &batch)
@@ -259,8 +261,10 @@ class Reader {
       unsigned batches;
       Parse(args, "iI", &device, &batches);
       penstock_device_stats stats;
-      Of<Reader>(self).Call([&](penstock_reader* reader) {
+      Reader& r = Of<Reader>(self);
+      r.Call([&](penstock_reader* reader) {
         const int code = penstock_prefetch_to_device(reader, device, batches);
+        if (code >= 0) r.on_device_ = true;
         return code < 0 ? code : penstock_get_device_stats(reader, &stats);
       });
       return ToPython(stats.why_staged == nullptr ? "" : stats.why_staged);
@@ -367,6 +371,7 @@ class Reader {
   bool differs_ = false;  // the shapes of parts
   std::map<int32_t, Spec> spec_by_part_;
   uint64_t left_out_ = 0;  // rows, of all batches taken
+  bool on_device_ = false;  // prefetch_to_device
   std::atomic<bool> in_use_{false};
 };
 
