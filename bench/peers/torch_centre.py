@@ -30,33 +30,24 @@ def decoded(path):
 
 
 def dataset(config, pixels_of):
-    """Map-style, of (image, label); pixels_of(index, path): uint8."""
+    """Map-style, of (image, label); pixels_of(path): uint8."""
     import random
     import numpy
     import torch
     transform = common.PillowTransform(config["dtype"])
 
-    class Photographs(torch.utils.data.Dataset):
-        def __init__(self):
-            self.files = common.photographs(config["photographs"])
+    def tensor(path):
+        pixels = pixels_of(path)
+        if random.random() < 0.5:
+            pixels = pixels[:, ::-1]
+        return torch.from_numpy(transform.normalize(pixels) if config["dtype"] == "float16" else
+                                numpy.ascontiguousarray(pixels))
 
-        def __len__(self):
-            return len(self.files)
-
-        def __getitem__(self, index):
-            path, label = self.files[index]
-            pixels = pixels_of(index, path)
-            if random.random() < 0.5:
-                pixels = pixels[:, ::-1]
-            made = (transform.normalize(pixels) if config["dtype"] == "float16" else
-                    numpy.ascontiguousarray(pixels))
-            return torch.from_numpy(made), label
-
-    return Photographs()
+    return pytorch_dataloader.dataset(config, tensor)
 
 
 def batches(config):
-    data = dataset(config, lambda _, path: decoded(path))
+    data = dataset(config, decoded)
     yield from pytorch_dataloader.endless(data, config)
 
 

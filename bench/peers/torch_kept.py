@@ -34,9 +34,10 @@ def serve(config, ready):
 
 
 def batches(config):
-    kept = rows(config, "r")
-    data = torch_centre.dataset(config, lambda index, path: (
-        kept[index] if index < len(kept) else torch_centre.decoded(path)))
+    kept = {path: row for row, (path, _) in
+            zip(rows(config, "r"), common.photographs(config["photographs"]))}
+    data = torch_centre.dataset(config, lambda path: (
+        kept[path] if path in kept else torch_centre.decoded(path)))
     yield from pytorch_dataloader.endless(data, config)
 
 
